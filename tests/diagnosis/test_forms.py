@@ -12,7 +12,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
-from tests.diagnosis.forms import FORMS, call_in, written_out
+from tests.diagnosis.forms import FORMS, call_in, inputs_of, written_out
 
 Attention = Callable[[Tensor, Tensor, Tensor, Form], Tensor]
 
@@ -71,6 +71,41 @@ def test_a_few_numbers_that_are_far_off_by_chance_accuse_nobody(tokens: int, siz
         q, k, v, grad_out = (torch.randn(2, 6, tokens, size, generator=generator).bfloat16() for _ in range(4))
         call = AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "sdpa")
         assert not kinds(diagnose(recorded(call, sdpa)))
+
+
+def in_dtype(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
+    """A soft cap as eager attentions have it: each of its steps is rounded, P too."""
+    scores = torch.tanh(q @ k.repeat_interleave(2, 1).mT * form.scale / form.softcap) * form.softcap
+    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(later, -torch.inf).float().softmax(-1).to(q.dtype)
+    return weights @ v.repeat_interleave(2, 1)
+
+
+@pytest.mark.parametrize("attention", [in_dtype, in_fp32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_what_is_left_of_a_saturated_soft_cap_accuses_nobody(dtype: torch.dtype, attention: Attention) -> None:
+    """1 - tanh² is a few steps of the dtype or none, and so are dQ and dK; five times too large a dK is told."""
+    for factor in (4.0, 12.0):
+        q, k, v, grad_out = inputs_of("soft cap", 7, factor, dtype)
+        form = Form(True, q.shape[-1] ** -0.5, softcap=2.0)
+        call = recorded(AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "f"), attention)
+        assert {kind for kind, _ in kinds(diagnose(call))} <= {"coarse_rounding", "rounded_denominator"}
+        assert call.grad_k is not None
+        if attention is in_fp32:  # one that rounds P has all its gradients put down to that
+            call.grad_k[:, 1] *= 5
+            assert kinds(diagnose(call)) == [("gradients_off", (3, 4))]
+
+
+@pytest.mark.parametrize("score", [12.0, 20.0, 40.0])
+def test_what_fp16_rounds_to_0_beside_a_sink_accuses_nobody(score: float) -> None:
+    """O of most rows is a few of FP16's steps or none, and so are dQ and dK, though dO is of healthy size."""
+    form = Form(True, 0.2, sink=torch.tensor([score, -torch.inf, score + 1, 0.0]))
+    tensors = inputs_of("sink", 8, 1.0, torch.float16)
+    call = recorded(AttentionCall(*tensors, None, None, None, None, form, 1, 0, "f"), in_fp32)
+    assert not kinds(diagnose(call))
+    assert call.out is not None
+    call.out[:, 1, 3::8] *= 0.3
+    assert ("dead_rows", (2,)) in kinds(diagnose(call))
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The vocabulary of measures is what a diagnosis computes."""
 
+import dataclasses
+
 import torch
 
 from flashpoint.diagnosis.measure_table import MEASURES, SOURCES
@@ -12,6 +14,7 @@ from tests.diagnosis.calls import CLEAN, by_position, call_of, inputs
 def test_a_diagnosis_computes_what_the_table_has() -> None:
     function = by_position(CLEAN["sdpa"])
     call = call_of(function, [x.half() for x in inputs(0, sequences=2)])  # of FP16 gradients have measures of their own
+    call = dataclasses.replace(call, form=dataclasses.replace(call.form, softcap=50.0))  # and of a soft cap
     found = measured(call, Results.kept(call), probe(function, call))
     assert set(found) == set(MEASURES)
     assert set(over_sequences(found)) == set(MEASURES)

@@ -17,7 +17,16 @@ from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.finding import DEAD_ROWS, FP32_COARSE, Finding, Make, explained, fp32_error, surely_off
+from flashpoint.diagnosis.finding import (
+    DEAD_ROWS,
+    FP32_COARSE,
+    Finding,
+    Make,
+    by_cap,
+    explained,
+    fp32_error,
+    surely_off,
+)
 from flashpoint.diagnosis.measures import Measures
 
 _SCORES_OFF = 5e-4
@@ -101,7 +110,8 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
     grad_q = none
     if table.GRAD_Q_FACTOR.name in measures:
         fp16 = measures.get(table.GRAD_Q.fp16.name)
-        least = _GRAD_Q_OFF if fp16 is None else _GRAD_Q_OFF + 2 * fp16.nanmean(0).nan_to_num(0.0)
+        least = _GRAD_Q_OFF + by_cap(measures, table.GRAD_Q_CAP).amax(0)
+        least = least if fp16 is None else least + 2 * fp16.nanmean(0).nan_to_num(0.0)
         grad_q = surely_off(measures[table.GRAD_Q_FACTOR.name], identities, least).where(
             told_apart & ~explained(measures), none
         )

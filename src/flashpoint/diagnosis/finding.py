@@ -70,6 +70,13 @@ def fp32_error(measures: Measures) -> Tensor:
     return torch.expm1(2.5 * measures[table.SCORE_SPACING.name].amax(0))
 
 
+def by_cap(measures: Measures, of: table.Measure) -> Tensor:
+    """Return the relative error [N, H] of dQ or dK that is put down to roundings of a soft cap: twice what they make.
+    Without a cap it is 0."""
+    at_most = measures.get(of.name)
+    return torch.zeros(()) if at_most is None else 2 * at_most.nan_to_num(0.0)
+
+
 def ratio_by_chance(measures: Measures, error: table.Measure, numbers: table.Measure) -> Tensor:
     """Return the ratio [H] that the square sums of two such errors of one size surely stay below: F's quantile,
     Bonferroni over heads.
@@ -82,6 +89,13 @@ def ratio_by_chance(measures: Measures, error: table.Measure, numbers: table.Mea
     together = squares.sum(0).square() / (squares.square() / measures[numbers.name]).sum(0)
     degrees = together.nan_to_num(1.0).clamp(1, _MOST).long().tolist()
     return squares.new_tensor([variance_ratio_isf(CHANCE / len(degrees), one, one) for one in degrees])
+
+
+def beyond_rounding(measures: Measures) -> Tensor:
+    """Return the heads [H] whose O surely errs by more than twice what the rounding of P̄ and O makes."""
+    by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
+    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    return measures[table.OUT_ERROR.name].square().mean(0) > by_chance.clamp_min(4) * expected
 
 
 def as_rounded(measures: Measures) -> Tensor:

@@ -12,7 +12,15 @@ from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors
-from flashpoint.diagnosis.finding import Finding, Make, explained, fp32_error, mean_and_margin
+from flashpoint.diagnosis.finding import (
+    Finding,
+    Make,
+    beyond_rounding,
+    by_cap,
+    explained,
+    fp32_error,
+    mean_and_margin,
+)
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Measures, Results, by_sequence, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
@@ -30,6 +38,9 @@ _BEYOND_ROUNDING = 10.0
 _LOST = 0.5
 """How far the share of L's gradient that is lost may be from all of it, and what of δ's error this may leave."""
 _GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
+_CAPS = {"dQ": table.GRAD_Q_CAP, "dK": table.GRAD_K_CAP}
+_MIDDLE = 2.0**-4
+"""Of FP16's range, whose numbers are from 2⁻²⁴ to 2¹⁶. A loss whose dO is larger leaves less room above than below."""
 
 
 def differing_rows(function: Function | None, call: AttentionCall, results: Results) -> Tensor:
@@ -231,8 +242,14 @@ def wrong_weights(
 
 
 def fp16_underflow(measures: Measures, finding: Make) -> Finding | None:
-    """The heads whose gradients FP16 cannot hold, however the attention computes them."""
-    if not (heads := _underflows(measures)).any():
+    """The heads whose gradients FP16 cannot hold, however the attention computes them, as dO is small.
+
+    Where it is not, the softmax makes gradients small, as one key or a sink has all weight. No scale of the loss helps.
+    """
+    heads = underflows(measures)
+    if heads.any():
+        heads = heads & (measures[table.GRAD_OUT_SIZE.name].nan_to_num(torch.inf).amin(0) < _MIDDLE)
+    if not heads.any():
         return None
     size = float(measures[table.GRAD_OUT_SIZE.name][:, heads].nan_to_num(torch.inf).min())
     known = {what: measures[one.error.name] for what, one in _GRADIENTS.items() if one.error.name in measures}
@@ -243,7 +260,13 @@ def fp16_underflow(measures: Measures, finding: Make) -> Finding | None:
     return finding("fp16_underflow", heads, text)
 
 
-def _underflows(measures: Measures) -> Tensor:
+def _rounding(measures: Measures, what: str) -> Tensor:
+    """Return the relative error [N, H] of O, dQ, dK or dV that roundings account for."""
+    of_all = (_GRADIENT_OFF + fp32_error(measures)).expand_as(measures[table.LARGEST_SCORE.name])
+    return of_all + by_cap(measures, _CAPS[what]) if what in _CAPS else of_all
+
+
+def underflows(measures: Measures) -> Tensor:
     """Return the heads [H] in which FP16's smallest numbers make gradients err, or dO itself, and nothing more does.
 
     A number that is rounded to a step errs by step/√12 in the root mean square. Of gradients as much as twice the error
@@ -253,28 +276,26 @@ def _underflows(measures: Measures) -> Tensor:
         return torch.zeros(measures[table.LARGEST_SCORE.name].shape[1], dtype=torch.bool)
     size = measures[table.GRAD_OUT_SIZE.name].square().nanmean(0).sqrt()
     lost, accounted = _GRADIENT_OFF * size < FP16_STEP / 12**0.5, torch.ones_like(size, dtype=torch.bool)
-    for one in _GRADIENTS.values():
+    for what, one in _GRADIENTS.items():
         if one.error.name in measures:
             error, fp16 = measures[one.error.name], measures[one.fp16.name]
             lost |= ((error > _GRADIENT_OFF) & (fp16 > _GRADIENT_OFF)).any(0)
-            accounted &= ~(error > 2 * fp16 + _GRADIENT_OFF + fp32_error(measures)).any(0)
+            accounted &= ~(error > 2 * fp16 + _rounding(measures, what)).any(0)
     return lost & accounted
 
 
 def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
     accounts for either. ``groups`` heads share one of keys, and their dK and dV."""
-    together, lost = over_sequences(measures), _underflows(measures)
+    together, lost = over_sequences(measures), underflows(measures)
     for rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
         (table.GRAD_Q_ROWS_OFF, table.GRAD_Q_UNEXPLAINED, "gradients_off", "dQ"),
     ):
         if rows.count.name in measures and (heads := measures[rows.count.name].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (measures[error.name].nan_to_num(0.0).amax(0) > _GRADIENT_OFF + fp32_error(measures)) & ~explained(
-                measures
-            )
-            heads &= ~factors.account if what == "O" else ~lost & ~factors.of_scores
+            heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0) & ~explained(measures)
+            heads &= beyond_rounding(measures) & ~factors.account if what == "O" else ~lost & ~factors.of_scores
             if heads.any():
                 first = int(measures[rows.first.name][:, heads].clamp_min(0).amin()) + 1
                 last = int(measures[rows.last.name][:, heads].amax()) + 1
@@ -286,7 +307,7 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
         spared = explained(measures) | lost | factors.of_scores
         if what != "dQ":
             spared = spared.unflatten(0, (-1, groups)).any(-1).repeat_interleave(groups)
-        heads = (together[error.name] > _GRADIENT_OFF + fp32_error(measures)) & ~spared
+        heads = (together[error.name] > _rounding(measures, what).mean(0)) & ~spared
         if heads.any():
             size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
@@ -303,7 +324,7 @@ def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | N
     )
     off = over_sequences(measures)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
-    heads &= (off > _GRADIENT_OFF + fp32_error(measures)) & ~explained(measures) & ~_underflows(measures)
+    heads &= (off > _rounding(measures, "dQ").mean(0)) & ~explained(measures) & ~underflows(measures)
     if not heads.any():
         return None
     errs, normal = (float(x[heads].max()) for x in (noise, of_out))

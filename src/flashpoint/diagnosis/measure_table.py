@@ -163,6 +163,18 @@ def _unexplained(name: str, symbol: str) -> Measure:
     )
 
 
+def _cap(name: str, symbol: str) -> Measure:
+    """Return the row of what rounding a soft cap makes of a gradient."""
+    return Measure(
+        f"{name}_cap",
+        f"{symbol} error by the soft cap",
+        trouble="up",
+        pooled="mean where known",
+        sentence="What rounding the cap's tanh and its argument to the inputs' dtype makes at most: of 1 − tanh² none "
+        "may be left.",
+    )
+
+
 TIES = Measure(
     "tied_rows",
     "ties",
@@ -283,6 +295,7 @@ SCORE_FACTOR_LEFT = Measure(
 
 GRAD_Q, GRAD_K, GRAD_V = _gradient("grad_q", "dQ"), _gradient("grad_k", "dK"), _gradient("grad_v", "dV")
 GRAD_Q_UNEXPLAINED, GRAD_K_UNEXPLAINED = _unexplained("grad_q", "dQ"), _unexplained("grad_k", "dK")
+GRAD_Q_CAP, GRAD_K_CAP = _cap("grad_q", "dQ"), _cap("grad_k", "dK")
 GRAD_Q_ROWS_OFF = _rows_off("grad_q", "dQ")
 GRAD_Q_FACTOR = Measure(
     "grad_q_factor",

@@ -5,6 +5,7 @@ Shapes: N sequences, H heads, T tokens, d features per head.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from typing import TYPE_CHECKING
 
@@ -77,6 +78,8 @@ def of_results(
             errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
         size = _size(name, wanted, call, true)
         measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
+    if true.softcap:
+        measured |= of_cap(call, true, n)
     if call.q.dtype == call.grad_out.dtype == torch.float16:
         measured |= of_fp16(call, true, n)
     if delta_error is not None:
@@ -99,6 +102,7 @@ def _of_returned_out(
     measured[table.LENGTH_ROWS.name] = _degrees(_length_errors(found, true))
     expected, coarse = _references(call, n, out.dtype, declared)
     measured |= _expected(expected, coarse, true)
+    measured[table.DEAD_ROWS.name] = _dead(found, true, out.dtype, None if declared else coarse)
     factor, of_coarse = factors_of_scores((found, coarse), true)
     left = torch.ones_like(factor)
     if (measured[table.OUT_ERROR.name] > OUT_OFF).any():
@@ -116,7 +120,6 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     return {
         **_rows_off(table.OUT_ROWS_OFF, difference.norm(dim=-1) / size),
         table.FIRST_ROW_TURNED.name: (first - along * exact).norm(dim=-1) / size[:, 0],
-        table.DEAD_ROWS.name: _dead(found, true),
         table.LENGTH_ERROR.name: _length_error(found, true),
         table.OUT_ERROR.name: difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
         **relative(table.DELTA, error, true.bound),
@@ -142,11 +145,7 @@ def of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
 
 def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
     """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are."""
-    v = call.v[n].double().repeat_interleave(call.groups, 0)
-    delta = (true.grad_out * true.out).sum(-1, keepdim=True)
-    if call.grad_logsumexp is not None:
-        delta = delta - call.grad_logsumexp[n].double()[..., None]
-    grad_scores = _fp16(true.grad_scores_of(_fp16(true.grad_out @ v.mT), delta))
+    grad_scores = _fp16(true.grad_scores_of(_fp16(true.grad_out @ true.v.mT), _delta(call, true, n)))
     found = (
         ("grad_q", table.GRAD_Q, _fp16(call.form.scale * (grad_scores @ true.k))),
         ("grad_k", table.GRAD_K, _fp16(_of_keys(call.form.scale * (grad_scores.mT @ true.q), call))),
@@ -159,6 +158,33 @@ def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
         errors[rows_of_table.fp16.name] = error.repeat_interleave(repeats, 0)
     rows = (true.grad_out_norm > 0).sum(-1) * call.q.shape[-1]
     return {**errors, table.GRAD_OUT_SIZE.name: (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
+
+
+def of_cap(call: AttentionCall, true: Exact, n: int) -> Measures:
+    """Return what roundings of a soft cap to the inputs' dtype make of a sequence's dQ and dK at most, [H] each.
+
+    With x the score over the cap and t = tanh x, a gradient has the factor 1 - t², and ε is the dtype's: numbers from 1
+    on lie ε apart. Below 1 t errs by ε/4, which changes the factor by t ε/2. x is rounded three times by ε/2 of itself:
+    as a product, by the scale, by the cap. That changes it by 3 t (1 - t²) |x| ε. Errors of pairs add up as squares.
+    """
+    x = true.raw / true.softcap
+    t = x.tanh()
+    change = torch.finfo(call.q.dtype).eps * t.abs() * (0.5 + 3 * (1 - t.square()) * x.abs())
+    rounded = dataclasses.replace(true, slopes=true.probs * change)
+    squares = rounded.grad_scores_of(true.grad_out @ true.v.mT, _delta(call, true, n)).square()
+    of_q = call.form.scale * (squares @ true.k.square()).sum((-2, -1)).sqrt()
+    of_k = call.form.scale * _of_keys((squares.mT @ true.q.square()).sum((-2, -1)), call).sqrt()
+    of_k = of_k / _size("grad_k", _of_keys(true.grad_k, call), call, true)
+    return {
+        table.GRAD_Q_CAP.name: of_q / _size("grad_q", true.grad_q, call, true),
+        table.GRAD_K_CAP.name: of_k.repeat_interleave(call.groups, 0),
+    }
+
+
+def _delta(call: AttentionCall, true: Exact, n: int) -> Tensor:
+    """Return δ [H, T, 1], beside a gradient of L less it."""
+    delta = (true.grad_out * true.out).sum(-1, keepdim=True)
+    return delta if call.grad_logsumexp is None else delta - call.grad_logsumexp[n].double()[..., None]
 
 
 def _references(
@@ -216,20 +242,25 @@ def _rounding_of_grad_q(noise: Tensor, true: Exact) -> Tensor:
     return (added.square().sum(-1) / true.bound.square().sum(-1).clamp_min(1e-300)).sqrt()
 
 
-def _dead(found: Tensor, true: Exact) -> Tensor:
+def _dead(found: Tensor, true: Exact, dtype: torch.dtype, coarse: Tensor | None) -> Tensor:
     """Return the share [H] of rows that are switched off: short, but along FP64's O as far as there is something left.
 
     Rows without an O do not count: V is 0 in a padded head, and before training where it is initialised so. Nor do rows
-    that cancel so far that P̄ rounded to BF16 can halve them, as some of one feature do. It is NaN where FP64's O is no
-    finite number.
+    that roundings can halve. P̄ in BF16 can where a row nearly cancels, as some of one feature do. The smallest step of
+    O's dtype can: beside a sink FP16 rounds P and O of some rows to 0. ``coarse`` is O of an attention that rounds S,
+    too, by nats where a mask adds -10,000. The share is NaN where FP64's O is no finite number.
     """
     length, size = found.norm(dim=-1), true.out.norm(dim=-1)
     counts = size > NO_ROW * size.square().mean(-1, keepdim=True).sqrt()
     cosine = (found * true.out).sum(-1) / (length * size).clamp_min(1e-300)
     dead = counts & (length < DEAD * size) & ((length < 1e-3 * size) | (cosine > 0.9))
+    if coarse is not None and dead.any():
+        dead &= (coarse - true.out).norm(dim=-1) < (1 - DEAD) * size
     if dead.any():
-        by_rounding = BF16 * (true.weights @ true.v.norm(dim=-1, keepdim=True))[..., 0]
-        dead &= (1 - DEAD) * size > by_rounding
+        v, width = true.v.norm(dim=-1, keepdim=True), true.v.shape[-1]
+        step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+        by_step = step / 2 * ((true.probs > 0).double() @ v + width**0.5)  # of each P, and of each feature of O
+        dead &= (1 - DEAD) * size > (BF16 * (true.weights @ v) + by_step)[..., 0]
     share = dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
     return share.where(size.isfinite().all(-1), torch.nan)
 

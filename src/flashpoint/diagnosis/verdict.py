@@ -24,6 +24,7 @@ from flashpoint.diagnosis.finding import (
     Finding,
     Make,
     as_rounded,
+    beyond_rounding,
     explained,
     fp32_error,
     maker,
@@ -35,6 +36,7 @@ from flashpoint.diagnosis.large_faults import (
     fp16_underflow,
     lost_logsumexp,
     nonfinite,
+    underflows,
     wrong_delta,
     wrong_rows,
     wrong_weights,
@@ -227,14 +229,15 @@ def _findings(
     if bias is not None and bias.judges:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
         told_by_grad_q = ~factors.either & (measures[table.OUT_ERROR.name].square().mean(0).sqrt() < ROW_OFF)
+        told_by_grad_q &= ~underflows(measures)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
     responds = _responds(measures, bias, biased, identities)
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
     by_fp32 = (FP32_STEPS + fp32_error(measures)).square()
-    most = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS).clamp_min(4) * by_rounding
-    rough = ~heads & ~factors.of_scores & told_apart & (coarser > most - by_rounding + by_fp32)
+    rough = ~heads & ~factors.of_scores & told_apart & beyond_rounding(measures)
+    rough &= coarser > 3 * by_rounding + by_fp32
     if not declares and rough.any():
         found.append(_coarse_rounding(call, measures, rough, finding))
     if heads.any():
