@@ -104,12 +104,14 @@ def _lines(count: int, spacing: int, every: int) -> Iterator[str]:
     """Yield lines of a metrics file; each ``every``-th has all metrics of heads, none with 0."""
     drawn = np.random.default_rng(0)
     losses, norms = 3 + 0.1 * drawn.standard_normal(count), np.exp(drawn.standard_normal(count))
+    heads = np.ones((len(_OF_HEADS), 2, 4))
     for index in range(count):
         line: dict[str, Any] = {"step": index * spacing, "loss": losses[index], "grad_norm": norms[index], "lr": 1e-3,
                                 "update_norm": norms[index] / 100, "clip_factor": 1.0}  # fmt: skip
         if every and index % every == 0:
             line["val_loss"] = losses[index]
-            line |= {name: drawn.random((2, 4)).tolist() for name in _OF_HEADS}
+            heads += drawn.random((len(_OF_HEADS), 2, 4)) / 10
+            line |= dict(zip(_OF_HEADS, heads.tolist(), strict=True))
         yield json.dumps(line) + "\n"
 
 

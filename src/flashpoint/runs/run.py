@@ -217,7 +217,7 @@ class Run:
         """The attention's name, by which runs have their colour; one with injected errors has another."""
         return f"{self.attention.name} injected" if self.attention.injected else self.attention.name
 
-    @property
+    @cached_property
     def title(self) -> str:
         """The attention as people read it, with all that its name does not say."""
         return self.attention.title

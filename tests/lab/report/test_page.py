@@ -19,8 +19,9 @@ from matplotlib.figure import Figure
 
 from flashpoint.errors import UserError
 from flashpoint.lab.report.colours import colour
-from flashpoint.lab.report.figures import ABREAST, draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
+from flashpoint.lab.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
 from flashpoint.lab.report.page import page, write_report
+from flashpoint.lab.report.panel_grid import ABREAST
 from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import SCORE_MEAN, TIE_MULTIPLICITY, TIED_ROWS
@@ -188,6 +189,37 @@ def test_runs_that_have_no_room_side_by_side_go_on_below(tmp_path: Path, rows: i
     onsets = [panel.get_lines()[-1].get_xdata()[0] for panel in _from_above(figure.axes)[:: rows * ABREAST]]
     assert onsets[1] == ABREAST
     assert len({panel.get_ylim() for panel in figure.axes}) == 1  # both metrics have the same values
+
+
+@pytest.mark.parametrize("draw", [draw_heads, draw_bias, partial(draw_metrics, metrics=[TIED_ROWS, TIE_MULTIPLICITY])])
+def test_all_panels_of_a_row_have_the_axes_of_the_first_and_room_for_their_curves(
+    tmp_path: Path, draw: Callable[[list[Run]], Figure | None]
+) -> None:
+    runs = [record(tmp_path, f"run-{number}") for number in range(4)]
+    lines = runs[3].folder.metrics.read_text().replace('"step": 399', '"step": 999').replace(": 8.9", ": 8999.0")
+    runs[3].folder.metrics.write_text(lines)
+    figure = draw([Run.of_folder(run.folder) for run in runs])
+    assert figure is not None
+    figure.draw_without_rendering()
+    rows = len(figure.axes) // 4
+    for at in range(rows):
+        first, *others = figure.axes[4 * at : 4 * at + 4]
+        for panel in others:
+            assert (panel.get_xlim(), panel.get_ylim()) == (first.get_xlim(), first.get_ylim())
+            assert panel.get_yscale() == first.get_yscale()
+            for line in panel.get_lines():
+                low, high = panel.get_ylim()
+                values = np.asarray(line.get_ydata(), float)
+                assert ((low <= values) & (values <= high)).all()
+        below = others[1]  # the first at the left of the second row
+        drawn = {text.get_text(): text.get_position() for text in below.texts}
+        ticks = [*first.get_yticklabels(), *first.get_yticklabels(minor=True)]
+        to_parts = first.transData - first.transAxes
+        for tick in ticks:
+            part = to_parts.transform((first.get_xlim()[0], tick.get_position()[1]))[1]
+            if tick.get_text() and 0 <= part <= 1:
+                assert drawn[tick.get_text()][1] == pytest.approx(part)
+        assert ("optimiser step" in drawn) == (at == rows - 1)
 
 
 def _from_above(panels: list[Axes]) -> list[Axes]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,19 +31,21 @@ def literal(name: str) -> str:
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
-def set_log_scale(panel: Axes) -> None:
-    """Logarithmic, unless no line in it has a positive value: such an axis cannot be drawn."""
-    if any((of_line > 0).any() for of_line in _curves(panel)):
+def set_log_scale(panel: Axes, *others: Axes) -> None:
+    """Logarithmic, unless no line in it, or in others that will have its axis, has a positive value: such an axis
+    cannot be drawn."""
+    if any((of_line > 0).any() for one in (panel, *others) for of_line in _curves(one)):
         panel.set_yscale("log")
 
 
-def set_symlog_scale(panels: Sequence[Axes]) -> None:
+def set_symlog_scale(panel: Axes, *others: Axes) -> None:
     """Linear up to the median of the curves' largest sizes and logarithmic beyond, if one is over ten times the median:
-    it leaves the others their room. Curves that are 0 do not count; the panels share their axis."""
-    sizes = [np.abs(of_line).max(initial=0) for panel in panels for of_line in _curves(panel)]
+    it leaves the others their room. Curves that are 0 do not count, and those of other panels that will have its axis
+    do."""
+    sizes = [np.abs(of_line).max(initial=0) for one in (panel, *others) for of_line in _curves(one)]
     sizes = [size for size in sizes if size]
     if sizes and max(sizes) > 10 * np.median(sizes):
-        panels[0].set_yscale("symlog", linthresh=np.median(sizes))
+        panel.set_yscale("symlog", linthresh=np.median(sizes))
 
 
 def _curves(panel: Axes) -> list[NDArray[np.float64]]:

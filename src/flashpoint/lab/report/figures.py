@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
+from flashpoint.lab.report.panel_grid import COLOUR_BAR, PanelGrid, panel_grid
 from flashpoint.runs.metric_table import (
     DELTA_ERROR_CUMULATIVE,
     GRAD_NORM,
@@ -36,9 +37,6 @@ if TYPE_CHECKING:
 
 _MARKERS = "os^Dv*PX"
 """Of the runs, in their order."""
-ABREAST = 3
-"""Runs whose panels have room side by side; the others' go on below."""
-_DPI = 150
 _IN_HALF_A_LINE = 28
 """Letters for which half the width of a figure has room."""
 _NAMES_IN_A_LINE = 3
@@ -53,9 +51,15 @@ def _heading(run: Run, runs: Sequence[Run]) -> str:
     return textwrap.fill(literal(called(run, runs)), 60)  # a longer line leaves the panels no room
 
 
+def _lines_of(shown: Iterable[Run], runs: Sequence[Run]) -> int:
+    """Return the lines of the longest heading."""
+    return max(_heading(run, runs).count("\n") + 1 for run in shown)
+
+
 def draw_losses(runs: Sequence[Run]) -> Figure | None:
     """Draw training loss and gradient norm of all runs over one another."""
-    figure, axes = _panels(2, 1, sharex=True)
+    grid = panel_grid(2, 1, height=2.4, title_lines=0)
+    axes = grid.panels
     windows = set[int]()
     for number, run in enumerate(runs):
         line: dict[str, Any] = {"color": _colour(run, runs)}
@@ -72,8 +76,11 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     axes[1, 0].set_ylabel(GRAD_NORM.axis)
     set_log_scale(axes[1, 0])
     longest = max((len(line) for run in runs for line in _heading(run, runs).splitlines()), default=0)
-    _name_below(figure, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
-    return _finished(figure, axes)
+    axes[0, 0].tick_params(labelbottom=False)
+    axes[1, 0].set_xlabel("optimiser step")
+    grid.share_steps()
+    _name_below(grid, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
+    return _finished(grid)
 
 
 def _colour(run: Run, runs: Sequence[Run]) -> str:
@@ -84,7 +91,7 @@ def _colour(run: Run, runs: Sequence[Run]) -> str:
     return colour(run.variant if run.attention.injected or len(alike) > 1 else file)
 
 
-def _name_below(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
+def _name_below(grid: PanelGrid, panels: Iterable[Axes], columns: int) -> None:
     """Name the curves of the panels once, below all of them, where no name lies on a curve."""
     named: dict[str, Artist] = {}
     for panel in panels:
@@ -92,12 +99,12 @@ def _name_below(figure: Figure, panels: Iterable[Axes], columns: int) -> None:
             named.setdefault(str(label), handle)
     if not named:
         return
-    figure.legend(list(named.values()), list(named), frameon=False, fontsize=9, ncols=columns, loc="outside lower left")
+    names, handles = list(named), list(named.values())
+    grid.figure.legend(handles, names, frameon=False, fontsize=9, ncols=columns, loc="lower left")
     # filled column by column: a row is as high as its highest name
-    labels = list(named)
-    rows = math.ceil(len(labels) / columns)
-    lines = sum(max(label.count("\n") + 1 for label in labels[row::rows]) for row in range(rows))
-    figure.set_figheight(figure.get_figheight() + _LINE * lines)
+    rows = math.ceil(len(names) / columns)
+    lines = sum(max(name.count("\n") + 1 for name in names[row::rows]) for row in range(rows))
+    grid.place(foot=_LINE * (lines + 1))
 
 
 def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
@@ -112,7 +119,7 @@ def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
 def draw_layers(runs: Sequence[Run]) -> Figure | None:
     """Draw the largest W_Q spectral norm of each layer."""
 
-    return _by_layer(runs, W_Q_NORM, f"{W_Q_NORM.axis}, largest head", lambda norms: norms.max(1), log=True)
+    return _by_layer(runs, W_Q_NORM, f"{W_Q_NORM.axis}, largest head", lambda norms: norms.max(1), scale=set_log_scale)
 
 
 def draw_bias(runs: Sequence[Run]) -> Figure | None:
@@ -120,15 +127,12 @@ def draw_bias(runs: Sequence[Run]) -> Figure | None:
     steps."""
     bias = ROW_SUM.bias
     axis = f"cumulative {bias.label}, in {bias.unit}"
-    figure = _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1))
-    if figure:
-        set_symlog_scale(figure.axes)
-    return figure
+    return _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1), scale=set_symlog_scale)
 
 
 def draw_heads(runs: Sequence[Run]) -> Figure | None:
     """Draw the W_Q spectral norm of each head of the hottest layer."""
-    return _heads_of_hottest(runs, W_Q_NORM, log=True)
+    return _heads_of_hottest(runs, W_Q_NORM, scale=set_log_scale)
 
 
 def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
@@ -138,12 +142,12 @@ def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
 
 def draw_scores(runs: Sequence[Run]) -> Figure | None:
     """Draw the mean |S| of each head of the hottest layer."""
-    return _heads_of_hottest(runs, SCORE_MEAN, log=True)
+    return _heads_of_hottest(runs, SCORE_MEAN, scale=set_log_scale)
 
 
 def draw_max_logits(runs: Sequence[Run]) -> Figure | None:
     """Draw the largest |S| of each head of the hottest layer."""
-    return _heads_of_hottest(runs, MAX_LOGIT, log=True)
+    return _heads_of_hottest(runs, MAX_LOGIT, scale=set_log_scale)
 
 
 def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
@@ -153,9 +157,10 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     measured = [(run, series) for run in runs if (series := run.by_head(W_Q_NORM.name))]
     if not measured:
         return None
-    figure, axes = _panels_of_runs(1, len(measured), sharey=False)
+    lines = _lines_of((run for run, _ in measured), runs)
+    grid = panel_grid(1, len(measured), height=2.6, title_lines=lines, between=0.75, right=1.35)
     largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
-    for panel, (run, (steps, norms)) in zip(axes[0], measured, strict=True):
+    for panel, (run, (steps, norms)) in zip(grid.panels[0], measured, strict=True):
         rows = norms.reshape(-1, norms.shape[-1])
         image = panel.pcolormesh(
             steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, largest),
@@ -164,11 +169,16 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
         heads = norms.shape[1]
         panel.set_yticks(np.arange(len(norms)) * heads + (heads + 1) / 2, [f"layer {i + 1}" for i in range(len(norms))])
         panel.invert_yaxis()
-        panel.set_title(_heading(run, runs), fontsize=9)
+        _entitle(panel, _heading(run, runs))
         panel.set_xlabel("optimiser step")
         _mark_onset(panel, run, "white")
-    figure.colorbar(image, ax=axes[0].tolist(), label=W_Q_NORM.axis)
-    return figure
+    grid.share_steps()
+    top, bottom = grid.panels[0, 0].get_position(), grid.panels[0, -1].get_position()
+    left = 1 - 1.2 / grid.figure.get_figwidth()
+    place = (left, bottom.y0, 0.15 / grid.figure.get_figwidth(), top.y1 - bottom.y0)
+    bar = grid.figure.add_axes(place, label=COLOUR_BAR)
+    grid.figure.colorbar(image, cax=bar, label=W_Q_NORM.axis)
+    return grid.figure
 
 
 def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric | None = None) -> Figure | None:
@@ -181,17 +191,22 @@ def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric |
     if not measured:
         return None
     metrics = [metric for metric in metrics if any(run.by_head(metric.name) for run in measured)]
-    figure, axes = _panels_of_runs(len(metrics), len(measured))
+    grid = panel_grid(len(metrics), len(measured), height=2.1, title_lines=_lines_of(measured, runs) + 1)
     for column, run in enumerate(measured):
         for row, metric in enumerate(metrics):
-            panel = axes[row, column]
+            panel = grid.panels[row, column]
             if series := run.by_head(metric.name):
                 shares = run.by_head(share.name) if share and metric != share else None
                 _draw_heads(panel, _where_some(shares, series), runs[0])
             _mark_onset(panel, run, "black")
-            panel.set_title(f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis, fontsize=9)
-    _name_below(figure, axes.flat, _NAMES_IN_A_LINE)
-    return _finished(figure, axes)
+            _entitle(panel, f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis)
+            if row == len(metrics) - 1:
+                panel.set_xlabel("optimiser step")
+            elif column == 0:  # the others have no numbers of their own
+                panel.tick_params(labelbottom=False)
+    grid.share_axes()
+    _name_below(grid, grid.panels.flat, _NAMES_IN_A_LINE)
+    return _finished(grid)
 
 
 def _where_some(shares: Series | None, series: Series) -> Series:
@@ -202,48 +217,16 @@ def _where_some(shares: Series | None, series: Series) -> Series:
     return steps, np.where(shares[1] > 0, values, np.nan)
 
 
-def _panels(rows: int, columns: int, height: float = 2.7, **options: Any) -> tuple[Figure, np.ndarray]:
-    """Return panels [rows, columns] of that height in inches."""
-    from matplotlib.figure import Figure  # matplotlib takes half a second to import
-
-    figure = Figure(figsize=(max(5.4, 4.2 * columns), max(4.0, height * rows)), dpi=_DPI, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False, **options)
+def _entitle(panel: Axes, title: str) -> None:
+    panel.set_title(title, fontsize=9, y=1.0)  # a place of its own would be looked for anew at each drawing
 
 
-def _panels_of_runs(rows: int, count: int, *, sharey: bool = True) -> tuple[Figure, np.ndarray]:
-    """Return panels [rows, count], a column for each run: :func:`_abreast` of them side by side, the next ones below.
-
-    All have the same steps, and those of a row the same values with ``sharey``, of which the first at the left tells
-    the numbers.
-    """
-    columns = _abreast(count)
-    # a row that is alone has its axis named beside it, which takes more room
-    figure, axes = _panels(rows * math.ceil(count / columns), columns, height=3.4 if rows == 1 else 2.7)
-    panels = axes.reshape(-1, rows, columns).swapaxes(0, 1).reshape(rows, -1)
-    for panel in panels[:, count:].flat:
-        panel.remove()
-    panels = panels[:, :count]
-    for (row, number), panel in np.ndenumerate(panels):
-        if panel is not panels[0, 0]:
-            panel.sharex(panels[0, 0])
-        if sharey and number:
-            panel.sharey(panels[row, 0])
-        panel.tick_params(which="both", labelbottom=row == rows - 1, labelleft=not sharey or number % columns == 0)
-    return figure, panels
-
-
-def _abreast(count: int) -> int:
-    """Return how many of so many runs stand side by side: four as two and two, which leaves no gap."""
-    return 2 if count == 4 else min(count, ABREAST)
-
-
-def _finished(figure: Figure, axes: np.ndarray) -> Figure:
-    for panel in axes.flat:
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
-    for panel in axes[-1]:
-        panel.set_xlabel("optimiser step")
-    return figure
+def _finished(grid: PanelGrid) -> Figure:
+    for panel in grid.panels.flat:
+        if panel.axison:
+            panel.grid(alpha=0.25)
+            panel.spines[["top", "right"]].set_visible(False)
+    return grid.figure
 
 
 def _mark_onset(panel: Axes, run: Run, line_colour: str) -> None:
@@ -257,24 +240,25 @@ def _side_by_side(
     axis: str,
     draw: Callable[[Axes, Run, Series], None],
     *,
-    log: bool = False,
-    named_below: bool = False,
-) -> Figure | None:
+    scale: Callable[..., None] | None = None,
+    below: float = 0.0,
+) -> PanelGrid | None:
     measured = [(run, series) for run in runs if (series := run.by_head(metric.name))]
     if not measured:
         return None
-    figure, axes = _panels_of_runs(1, len(measured))
-    for panel, (run, series) in zip(axes[0], measured, strict=True):
+    lines = _lines_of((run for run, _ in measured), runs)
+    grid = panel_grid(1, len(measured), height=2.4, title_lines=lines, below=below)
+    for number, (panel, (run, series)) in enumerate(zip(grid.panels[0], measured, strict=True)):
         draw(panel, run, series)
-        panel.set_title(_heading(run, runs), fontsize=9)
+        _entitle(panel, _heading(run, runs))
         _mark_onset(panel, run, "black")
-        if log:
-            set_log_scale(panel)
-    for panel in axes[0, :: _abreast(len(measured))]:
-        panel.set_ylabel(axis)
-    if named_below:
-        _name_below(figure, axes.flat, _NAMES_IN_A_LINE)
-    return _finished(figure, axes)
+        panel.set_xlabel("optimiser step")
+        if number % grid.columns == 0:
+            panel.set_ylabel(axis)
+    if scale:
+        scale(*grid.panels[0])
+    grid.share_axes()
+    return grid
 
 
 def _by_layer(
@@ -283,7 +267,7 @@ def _by_layer(
     axis: str,
     of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     *,
-    log: bool = False,
+    scale: Callable[..., None],
 ) -> Figure | None:
     """``of_layers`` makes of values [n_layer, n_head, n] one curve a layer, [n_layer, n]."""
 
@@ -299,10 +283,15 @@ def _by_layer(
             ncols=_NAMES_IN_A_LINE,
             loc="upper center",
             bbox_to_anchor=(0.5, 0.0),
-            borderaxespad=5.0,
+            borderaxespad=5.5,
+            columnspacing=1.0,
+            handlelength=1.8,
         )
 
-    return _side_by_side(runs, metric, axis, draw, log=log)
+    layers = max((len(series[1]) for run in runs if (series := run.by_head(metric.name))), default=0)
+    below = _LINE * (1 + math.ceil(layers / _NAMES_IN_A_LINE))
+    grid = _side_by_side(runs, metric, axis, draw, scale=scale, below=below)
+    return _finished(grid) if grid else None
 
 
 def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
@@ -349,8 +338,14 @@ def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
     return {int(head) + 1: to_hex(tone) for head, tone in zip(heads, color_sequences["petroff8"], strict=False)}
 
 
-def _heads_of_hottest(runs: Sequence[Run], metric: Metric, *, log: bool = False) -> Figure | None:
+def _heads_of_hottest(
+    runs: Sequence[Run], metric: Metric, *, scale: Callable[..., None] | None = None
+) -> Figure | None:
     def draw(panel: Axes, _run: Run, series: Series) -> None:
         _draw_heads(panel, series, runs[0])
 
-    return _side_by_side(runs, metric, metric.axis, draw, log=log, named_below=True)
+    grid = _side_by_side(runs, metric, metric.axis, draw, scale=scale)
+    if grid is None:
+        return None
+    _name_below(grid, grid.panels.flat, _NAMES_IN_A_LINE)
+    return _finished(grid)

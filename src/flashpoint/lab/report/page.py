@@ -13,6 +13,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
 from flashpoint.lab.report.html_text import html_text
 from flashpoint.lab.report.localization_sections import localization_sections
+from flashpoint.lab.report.panel_grid import columns_of
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.variant import ROUNDING_POINTS
@@ -113,10 +114,9 @@ def _images(runs: Sequence[Run]) -> dict[Panel, Image]:
 
 def _image(figure: Figure) -> Image:
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png")
-    places = figure.axes[0].get_subplotspec()
-    assert places is not None
-    return Image(buffer.getvalue(), places.get_gridspec().ncols)
+    # curves hardly shrink by more effort, of which the library's default takes twice the time
+    figure.savefig(buffer, format="png", pil_kwargs={"compress_level": 1})
+    return Image(buffer.getvalue(), columns_of(figure))
 
 
 def _section(panel: Panel, image: Image, *, with_files: bool) -> str:
