@@ -63,6 +63,12 @@ _EXPRESSIONS = st.one_of(
             "torch.empty(2, 2, dtype=torch.uint64)",
             "torch.tensor('x')",
             "raising",
+            "os.chdir('/')",
+            f"os.chdir('..') or {_GOOD}",
+            "os.fork()",
+            f"os.fork() * 0 + {_GOOD}",
+            "os.fork() and {}['k']",
+            "os.fork() or exit()",
         )
     ),
     st.integers().map(repr),
@@ -108,11 +114,27 @@ _CASES = st.tuples(
     _EXPRESSIONS,
     st.sampled_from(("pass", "pass", "pass", "1 / 0", "exit()", "self.x")),
     st.sampled_from(
-        ("", "", "", "", "import nothing", "1 / 0", "def", "exit(0)", "\0", "del Own", "Own = 3", "Own = object")
+        (
+            "",
+            "",
+            "",
+            "",
+            "import nothing",
+            "1 / 0",
+            "def",
+            "exit(0)",
+            "\0",
+            "del Own",
+            "Own = 3",
+            "Own = object",
+            "os.chdir('/')",
+            "os.fork()",
+        )
     ),
     st.sampled_from(("Own", "Own", "Own", "Own", "Nothing", "torch", "Odd", "__name__", "")),
 )
 _FILE = """
+import os
 import torch
 from flashpoint.lab.probes.attention import Probe
 

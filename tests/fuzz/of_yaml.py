@@ -50,6 +50,10 @@ _BAD_TEXTS = st.sampled_from(
         b"a: &a [x,x,x,x,x,x,x,x,x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b]\n"
         b"d: &d [*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e]",
         b"# @package nothing\nname: x", b"# @package _global_.a.b\nname: x", b"# @package\nname: x", b"#" * 300_000,
+        b"# @package _global_\nhydra: {callbacks: {x: {_target_: os.mkdir, path: ../evil}}}",
+        b"# @package hydra.callbacks.x\n_target_: os.mkdir\npath: ../evil",
+        b"# @package _global_\n<<: {hydra: {launcher: {_target_: os.mkdir, path: ../evil}}}",
+        b"defaults: [/attn/x@hydra.callbacks.x]\n_target_: os.mkdir\npath: ../evil",
         b"name: x\n" + b"beta: 3\n" * 2, b"1: 2", b"true: 2", b"null: 2", b"1.5: 2", b"name: |\n  a\n  b", b"'name': x",
     )
 )  # fmt: skip
