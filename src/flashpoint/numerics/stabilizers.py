@@ -49,61 +49,94 @@ def center(x: Tensor, shift: Shift) -> Tensor:
     return x.mean((0, 2) if shift == "batch_detached" else 2, keepdim=True)
 
 
-def in_fp16(attention: Attention, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def in_fp16(
+    attention: Callable[..., Any],
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    *biases: Tensor,
+    dtype: torch.dtype | None = None,
+    tokens: int = 2,
+) -> Any:
     """Compute an attention and its gradients on FP16 tensors; O has the dtype of q.
 
-    What exceeds FP16's largest number in q, k and v takes that number. dO is multiplied by the power of two that keeps
-    each sum of T of its elements below 2¹⁵, so that dV cannot overflow. The host waits for nothing.
+    What exceeds FP16's largest number in q, k, v and biases takes that number. dO is multiplied by the power of two
+    that keeps each sum of T of its elements below 2¹⁵, so that dV cannot overflow. The host waits for nothing.
+
+    Args:
+        attention: takes q, k, v and biases; returns O, or a tuple with O first.
+        q, k, v: [B, H, T, d], or of another layout that the attention takes.
+        biases: what is added to the scores, of any shape.
+        dtype: of O, where it is not that of q.
+        tokens: the dimension of O that counts queries.
+
+    Returns:
+        O, or the tuple. Gradients go through all of it.
     """
+    k = k.view_as(k) if k is q else k  # no compiler traces a function that gets one tensor twice
+    v = v.view_as(v) if v is q or v is k else v
+    learned = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
     scale = q.new_ones((), dtype=torch.float32)
-    *inner, scale = _Enter.apply(q, k, v, scale)
+    *inner, scale = _Enter.apply(scale, q, k, v, *(bias for bias, asks in zip(biases, learned, strict=True) if asks))
+    rest = iter(inner[3:])
+    inner_biases = [next(rest) if asks else _half(bias) for bias, asks in zip(biases, learned, strict=True)]
     with torch.autocast(q.device.type, enabled=False):  # under which PyTorch's attention casts FP16 to BF16
-        inside = attention(*inner)
-    out: Tensor = _Leave.apply(inside, scale, q.dtype)
-    return out
+        inside = attention(*inner[:3], *inner_biases)
+    whole = list(inside) if isinstance(inside, tuple | list) else [inside]
+    at = [0, *(i for i, one in enumerate(whole) if i and isinstance(one, Tensor) and one.requires_grad)]
+    for i, one in zip(at, _Leave.apply(scale, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
+        whole[i] = one
+    return tuple(whole) if isinstance(inside, tuple | list) else whole[0]
+
+
+def _half(x: Tensor) -> Tensor:
+    return x.float().clamp(-FP16_MAX, FP16_MAX).half()
 
 
 class _Enter(torch.autograd.Function):
     """Casts to FP16. The gradient of ``scale`` is the factor that :class:`_Leave` chose."""
 
     @staticmethod
-    def forward(q: Tensor, k: Tensor, v: Tensor, scale: Tensor) -> tuple[Tensor, ...]:
-        return (*(x.float().clamp(-FP16_MAX, FP16_MAX).half() for x in (q, k, v)), scale.clone())
+    def forward(scale: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
+        return (*map(_half, given), scale.clone())
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.dtype = inputs[0].dtype
+        ctx.dtypes = tuple(x.dtype for x in inputs[1:])
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        factor = grads[3]
-        return (*((grad.float() / factor).to(ctx.dtype) for grad in grads[:3]), None)
+        *inner, factor = grads
+        outer = ((grad.float() / factor).to(dtype) for grad, dtype in zip(inner, ctx.dtypes, strict=True))
+        return None, *outer
 
 
 class _Leave(torch.autograd.Function):
-    """Casts O back; in the backward pass scales dO and casts it to FP16."""
+    """Casts O back; in the backward pass scales dO, casts it to FP16, and scales the gradients of what is beside O."""
 
     @staticmethod
-    def forward(out: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return out.to(dtype)
+    def forward(scale: Tensor, dtype: torch.dtype, tokens: int, out: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        return (out.to(dtype), *(one.clone() for one in others))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.dtype = inputs[0].dtype
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+        _scale, _dtype, ctx.tokens, out, *_others = inputs
+        ctx.dtype = out.dtype
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        factor = power_of_two(grad_out)
-        return (grad_out.float() * factor).to(ctx.dtype), factor, None
+    def backward(ctx: Any, grad_out: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        factor = power_of_two(grad_out, ctx.tokens)
+        return factor, None, None, (grad_out.float() * factor).to(ctx.dtype), *(grad * factor for grad in grads)
 
 
-def power_of_two(grad_out: Tensor) -> Tensor:
+def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
     """Return the largest power of two [] float32, by which T·max|dO| stays below 2¹⁵; 1 where dO is 0 or not finite.
 
     Args:
         grad_out: dO [B, H, T, d].
+        tokens: the dimension that counts T.
     """
-    largest = grad_out.detach().abs().amax().float() * grad_out.shape[2]
+    largest = grad_out.detach().abs().amax().float() * grad_out.shape[tokens]
     exponent = (largest.view(torch.int32) >> 23) - 127  # 2^exponent ≤ largest < 2^(exponent + 1)
     wanted = (14 - exponent).clamp(-126, 126)
     factor = ((wanted + 127) << 23).view(torch.float32)

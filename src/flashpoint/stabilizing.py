@@ -1,0 +1,212 @@
+"""What holds a training in front of the attention that its model has, whoever made the kernel.
+
+Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flashpoint.errors import UserError, notify
+from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
+from flashpoint.watching.functions import NamedFunction, places_of, queries_keys_values, replaced
+from flashpoint.watching.interception import interface_in_use
+
+_SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
+_THEMSELVES = ("sdpa", "eager")
+"""Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
+_NAMES: tuple[str, ...] = ("q", "k", "v", "query", "key", "value")
+_seen: set[int] = set()
+"""Contexts in which an attention was computed in FP16."""
+
+
+class Stabilized:
+    """What :func:`stabilize` did so far."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self._beyond = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices}
+        for count in self._beyond.values():
+            torch._dynamo.mark_static_address(count)  # a CUDA graph may then add to it
+
+    @property
+    def clamped(self) -> int:
+        """The tensors q, k and v that held a number beyond 65,504, which took that number; the host waits for it.
+
+        A call that activation checkpointing repeats counts twice.
+        """
+        return sum(int(count) for count in self._beyond.values())
+
+    def count(self, *tensors: Tensor) -> None:
+        beyond = self._beyond.get(tensors[0].device)
+        if beyond is not None:
+            for x in tensors:
+                beyond += torch.linalg.vector_norm(x.detach(), torch.inf) > FP16_MAX
+
+
+@contextlib.contextmanager
+def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[Stabilized]:
+    """In the block, compute attentions of BF16 with FP16 inside, by the kernels that the model has::
+
+        with flashpoint.stabilize(model):
+            train(model)
+
+    FP16 rounds O, of which the backward pass makes δ, to 10 mantissa bits, where BF16 has 7. q, k and v are cast to
+    FP16 and O back. dO is scaled by a power of two, and the gradients back. The forward *and* the backward pass belong
+    into the block. A compiled model compiles anew at its beginning and after its end.
+
+    Calls of PyTorch's ``scaled_dot_product_attention``, those of Transformers' interface and of ``functions`` are
+    computed so, in all models of this process. Others, and calls in FP32 or FP16, stay as they are.
+
+    Args:
+        model: on whose devices is counted what does not fit FP16. At the end a line tells of it.
+        functions: more attentions, ``MODULE:NAME`` each, called as an attribute of a module with q, k, v first. Of
+            [B, H, T, d], or after ``@bthd`` of [B, T, H, d].
+
+    Yields:
+        What counts so far.
+
+    Raises:
+        ValueError: a function is not there.
+        TypeError: ``model`` is none.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model is {type(model).__name__}: give the model, a torch.nn.Module")
+    told = Stabilized([*{x.device: None for x in (*model.parameters(), *model.buffers())}])
+    try:
+        named = [NamedFunction.of(word) for word in functions]
+    except UserError as error:
+        raise ValueError(str(error)) from None
+    with contextlib.ExitStack() as entered:
+        for module, name in _users_places(_SDPA[0]):
+            entered.enter_context(replaced(module, name, _sdpa(told)))
+        for one in named:
+            original = getattr(one.owner, one.name)
+            inside = functools.wraps(original)(_function(told, original, 1 if one.by_token else 2))
+            for module, name in places_of(original):
+                entered.enter_context(replaced(module, name, inside))
+        if (asked := interface_in_use()) is not None:
+            entered.enter_context(replaced(asked, "get_interface", _interface(told, asked.get_interface)))
+        try:
+            yield told
+        finally:
+            _tell(told)
+
+
+def center_keys(k: Tensor, dim: int = -2) -> Tensor:
+    """Return K less its mean over the tokens: softmax does not see one vector a head, and scores become smaller.
+
+    With rotary positions call it after the rotation. The mean has its gradient, which makes the gradients of a head's
+    keys sum to 0. Exact arithmetic sees nothing of the shift, so it carries nothing from later tokens to earlier ones.
+
+    Args:
+        k: [B, H_kv, T, d], or of another layout.
+        dim: the dimension of tokens.
+
+    Returns:
+        Of the same shape and dtype; the mean is computed in FP32, of FP64 in FP64.
+    """
+    exact = k if k.dtype == torch.float64 else k.float()
+    return (exact - exact.mean(dim, keepdim=True)).to(k.dtype)
+
+
+def _users_places(function: Callable[..., Any]) -> list[tuple[Any, str]]:
+    """Return where users' calls find PyTorch's attention: its own module of functions, and those that import it.
+
+    PyTorch's compiler and this package know the function by what it is.
+    """
+    return [
+        (module, name)
+        for module, name in places_of(function)
+        if module is F or module.__name__.partition(".")[0] not in ("torch", "flashpoint")
+    ]
+
+
+def _dtype_of(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype | None:
+    """Return the dtype of O where the attention is to be computed in FP16: BF16, by the inputs or by autocast."""
+    dtypes = {q.dtype, k.dtype, v.dtype}
+    if not q.is_meta and torch.is_autocast_enabled(q.device.type) and torch.float64 not in dtypes:  # which it leaves
+        dtypes = {torch.get_autocast_dtype(q.device.type)}
+    return torch.bfloat16 if dtypes == {torch.bfloat16} else None
+
+
+def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
+    (original,) = _SDPA
+
+    @functools.wraps(original)
+    def scaled_dot_product_attention(
+        query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **options: Any
+    ) -> Tensor:
+        dtype = _dtype_of(query, key, value)
+        if dtype is None:
+            return original(query, key, value, attn_mask, *more, **options)
+        _note(id(told))
+        told.count(query, key, value)
+        biases = () if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask,)
+
+        def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
+            return original(q, k, v, mask, *more, **options)
+
+        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype)
+        return out
+
+    return scaled_dot_product_attention
+
+
+def _function(told: Stabilized, original: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+    def inside(*given: Any, **options: Any) -> Any:
+        by_name = {name: options[name] for name in _NAMES if name in options}
+        found = queries_keys_values(by_name, given)
+        dtype = None if found is None else _dtype_of(*found)
+        if found is None or dtype is None:
+            return original(*given, **options)
+        _note(id(told))
+        told.count(*found)
+
+        def attend(*qkv: Tensor) -> Any:
+            if by_name:
+                return original(*given, **(options | dict(zip(by_name, qkv, strict=True))))
+            return original(*qkv, *given[3:], **options)
+
+        return in_fp16(attend, *found, dtype=dtype, tokens=tokens)
+
+    return inside
+
+
+def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., Any]:
+    def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
+        function = original(interface, name, default)
+        if name in _THEMSELVES or name.startswith("point:"):
+            return function
+
+        def called(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> Any:
+            inside = _function(told, functools.partial(function, module), 1)  # its O is [B, T, H, d]
+            return inside(q, k, v, *more, **options)
+
+        return called
+
+    return get_interface
+
+
+@torch.compiler.assume_constant_result
+def _note(context: int) -> None:
+    """Note that an attention is computed in FP16; of a compiled one, when it is compiled."""
+    _seen.add(context)
+
+
+def _tell(told: Stabilized) -> None:
+    if id(told) not in _seen:
+        notify(
+            "stabilize: no attention in BF16 was called that it knows; name one as functions=['MODULE:NAME'], "
+            "or call PyTorch's scaled_dot_product_attention"
+        )
+    _seen.discard(id(told))
+    if sys.exc_info()[0] is None and (clamped := told.clamped):
+        notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")

@@ -1,0 +1,261 @@
+"""``flashpoint.stabilize`` and ``center_keys``: what kernels get and give, against FP64 and PyTorch's own attention."""
+
+from __future__ import annotations
+
+import math
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import flashpoint
+from flashpoint import stabilizing
+
+KNOWN = {"sdpa": F.scaled_dot_product_attention}  # where the function itself is not replaced
+MODEL = nn.Linear(2, 2)
+
+
+def inputs(scale: float = 1.0, heads_of_keys: int = 4) -> list[Tensor]:
+    """Return q, k, v and dO [2, H, 32, 16] bfloat16; dO would vanish in FP16."""
+    generator = torch.Generator().manual_seed(3)
+    q, k, v, grad_out = (
+        torch.randn(2, heads, 32, 16, generator=generator) for heads in (4, heads_of_keys, heads_of_keys, 4)
+    )
+    return [(q * scale).bfloat16(), k.bfloat16(), v.bfloat16(), (grad_out * 1e-9).bfloat16()]
+
+
+def passes(attend: Callable[..., Tensor], *learned: Tensor, given: list[Tensor] | None = None) -> list[Tensor]:
+    """Return O, dQ, dK, dV and the gradients of what else is learned."""
+    *qkv, grad_out = given or inputs()
+    leaves = [x.detach().clone().requires_grad_() for x in (*qkv, *learned)]
+    out = attend(*leaves)
+    return [out, *torch.autograd.grad(out, leaves, grad_out.to(out.dtype))]
+
+
+def exact(bias: Tensor | None = None, causal: bool = True) -> list[Tensor]:
+    *qkv, grad_out = (x.double() for x in inputs())
+    leaves = [x.requires_grad_() for x in (*qkv, *([] if bias is None else [bias.detach().double()]))]
+    q, k, v, *more = leaves
+    scores = q @ k.mT / math.sqrt(16) + (more[0] if more else 0)
+    if causal:
+        scores = scores.masked_fill(torch.ones(32, 32).triu(1).bool(), -math.inf)
+    out = scores.softmax(-1) @ v
+    return [out, *torch.autograd.grad(out, leaves, grad_out)]
+
+
+def errors(found: list[Tensor], wanted: list[Tensor]) -> list[float]:
+    return [float((a.double() - b).norm() / b.norm()) for a, b in zip(found, wanted, strict=True)]
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def seen_dtypes(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
+    """Return the dtypes that PyTorch's attention is called with from now on."""
+    seen = []
+
+    def call(q: Tensor, *more: Any, **options: Any) -> Tensor:
+        seen.append(q.dtype)
+        return KNOWN["sdpa"](q, *more, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", call)
+    monkeypatch.setattr(stabilizing, "_SDPA", [call])
+    return seen
+
+
+def test_o_and_gradients_are_those_of_fp64_and_the_kernel_sees_fp16(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_dtypes(monkeypatch)
+    with flashpoint.stabilize(MODEL) as told:
+        found = passes(causal)
+    assert seen == [torch.float16]
+    assert {x.dtype for x in found} == {torch.bfloat16}
+    assert max(errors(found, exact())) < 2**-8
+    assert told.clamped == 0
+
+
+def test_it_is_undone_at_the_end_and_after_an_error(capsys: pytest.CaptureFixture[str]) -> None:
+    def fails() -> None:
+        with flashpoint.stabilize(MODEL):
+            assert F.scaled_dot_product_attention is not KNOWN["sdpa"]
+            raise RuntimeError("of the loop")
+
+    with pytest.raises(RuntimeError, match="of the loop"):
+        fails()
+    assert F.scaled_dot_product_attention is KNOWN["sdpa"]
+    assert causal(*inputs()[:3]).equal(KNOWN["sdpa"](*inputs()[:3], is_causal=True))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_other_dtypes_stay_as_they_are_and_that_is_told(dtype: torch.dtype, capfd: pytest.CaptureFixture[str]) -> None:
+    q, k, v, _ = (x.to(dtype) for x in inputs())
+    with flashpoint.stabilize(MODEL):
+        assert causal(q, k, v).equal(KNOWN["sdpa"](q, k, v, is_causal=True))
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_under_autocast_o_is_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = seen_dtypes(monkeypatch)
+    q, k, v, _ = (x.float() for x in inputs())
+    with flashpoint.stabilize(MODEL), torch.autocast("cpu", torch.bfloat16):
+        out = causal(q, k, v)
+    assert (out.dtype, seen) == (torch.bfloat16, [torch.float16])
+    assert float((out.double() - exact()[0]).norm() / exact()[0].norm()) < 2**-8
+
+
+def test_gradients_of_a_learned_bias_are_scaled_back() -> None:
+    bias = torch.linspace(-2, 2, 32 * 32).reshape(1, 1, 32, 32).bfloat16()
+    with flashpoint.stabilize(MODEL):
+        found = passes(lambda q, k, v, bias: F.scaled_dot_product_attention(q, k, v, bias), bias)
+    assert max(errors(found, exact(bias, causal=False))) < 2**-7
+
+
+def test_masks_and_keys_of_fewer_heads() -> None:
+    """A mask's −3e38 is no number of FP16."""
+    q, k, v, _ = inputs(heads_of_keys=2)
+    visible = torch.ones(32, 32).tril().bool()
+    low = torch.zeros(32, 32).masked_fill(~visible, torch.finfo(torch.bfloat16).min).bfloat16()
+    wanted = KNOWN["sdpa"](q.double(), k.double(), v.double(), visible, enable_gqa=True)
+    with flashpoint.stabilize(MODEL):
+        for mask in (visible, low):
+            out = F.scaled_dot_product_attention(q, k, v, mask, enable_gqa=True)
+            assert float((out.double() - wanted).norm() / wanted.norm()) < 2**-8
+            assert not mask.requires_grad
+
+
+def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture[str]) -> None:
+    with flashpoint.stabilize(MODEL) as told:
+        passes(causal, given=inputs(1e6))
+        passes(causal)
+        assert told.clamped == 1
+    assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+def test_with_checkpointing() -> None:
+    with flashpoint.stabilize(MODEL):
+        plain = passes(causal)
+        again = passes(lambda *qkv: checkpoint(causal, *qkv, use_reentrant=False))
+    for one, other in zip(plain, again, strict=True):
+        assert one.equal(other)
+
+
+def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)
+    before = passes(compiled)
+    with flashpoint.stabilize(MODEL) as told:
+        inside = passes(compiled)
+        passes(compiled, given=inputs(1e6))
+        eager = passes(causal)
+        assert told.clamped == 1
+    after = passes(compiled)
+    for one, other in zip(inside, eager, strict=True):
+        assert one.equal(other)
+    for one, other in zip(before, after, strict=True):
+        assert one.equal(other)
+    assert not inside[0].equal(before[0])
+
+
+def test_one_tensor_as_keys_and_values_is_traced() -> None:
+    torch._dynamo.reset()
+    q, k, _, grad_out = (x.requires_grad_() for x in inputs())
+    found = []
+    with flashpoint.stabilize(MODEL):
+        for attend in (causal, torch.compile(causal, backend="aot_eager", fullgraph=True)):
+            found.append(torch.autograd.grad(attend(q, k, k), (q, k), grad_out))
+    for one, other in zip(*found, strict=True):
+        assert one.equal(other)
+
+
+def test_a_named_function_with_another_output_and_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient that reaches L is scaled as that of O is."""
+    module = types.ModuleType("kernels_of_a_library")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        assert q.dtype is expected
+        scores = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / 4
+        out = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v.float())
+        return out.to(q.dtype), scores.logsumexp(-1)
+
+    module.attend = attend  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    *qkv, grad_out = (x.transpose(1, 2).contiguous() for x in inputs())
+
+    def gradients() -> list[Tensor]:
+        leaves = [x.detach().clone().requires_grad_() for x in qkv]
+        out, logsumexp = module.attend(*leaves)  # type: ignore[attr-defined]
+        return list(torch.autograd.grad((out, logsumexp), leaves, (grad_out, torch.full_like(logsumexp, 1e-9))))
+
+    expected = torch.bfloat16
+    plain = gradients()
+    with flashpoint.stabilize(MODEL, functions=["kernels_of_a_library:attend@bthd"]):
+        expected = torch.float16
+        inside = gradients()
+    assert module.attend is attend  # type: ignore[attr-defined]
+    assert max(errors(inside, [x.double() for x in plain])) < 2**-6
+
+
+def test_a_model_of_transformers() -> None:
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=32, attn_pdrop=0.0)
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="sdpa").bfloat16().eval()
+    tokens = torch.arange(32)[None]
+    wanted = model.double()(tokens, labels=tokens).loss
+    model.bfloat16()
+    with flashpoint.stabilize(model) as told:
+        loss = model(tokens, labels=tokens).loss
+        loss.backward()
+    assert told.clamped == 0
+    assert abs(float(loss) - float(wanted)) < 0.05
+    assert all(bool(x.grad.isfinite().all()) for x in model.parameters() if x.grad is not None)
+
+
+def test_another_attention_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a kernel that is called through the interface alone, as flash-attn is."""
+    transformers = pytest.importorskip("transformers")
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    seen = []
+
+    def kernel(module: nn.Module, q: Tensor, *more: Any, **options: Any) -> Any:
+        seen.append(q.dtype)
+        return sdpa_attention_forward(module, q, *more, **options)
+
+    transformers.AttentionInterface.register("a_kernel", kernel)
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, attn_pdrop=0.0)
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="a_kernel").bfloat16()
+    with flashpoint.stabilize(model):
+        model(torch.arange(32)[None]).logits.sum().backward()
+    assert seen == [torch.float16]
+
+
+def test_what_is_no_model_or_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="Module"), flashpoint.stabilize(causal):  # type: ignore[arg-type]
+        pass
+    with (
+        pytest.raises(ValueError, match="no_such"),
+        flashpoint.stabilize(MODEL, functions=["no_such:f"]),
+    ):
+        pass
+    assert F.scaled_dot_product_attention is KNOWN["sdpa"]
+
+
+def test_centred_keys_give_the_same_attention_and_gradients_that_sum_to_zero() -> None:
+    q, k, v, grad_out = (x.double() for x in inputs())
+    leaves = [x.requires_grad_() for x in (q, k + 5, v)]
+    out = KNOWN["sdpa"](leaves[0], flashpoint.center_keys(leaves[1]), leaves[2], is_causal=True)
+    wanted = KNOWN["sdpa"](*leaves, is_causal=True)
+    torch.testing.assert_close(out, wanted)
+    grad_k = torch.autograd.grad(out, leaves[1], grad_out)[0]
+    torch.testing.assert_close(grad_k, torch.autograd.grad(wanted, leaves[1], grad_out)[0])
+    assert float(grad_k.sum(-2).abs().max()) < 1e-12 * float(grad_k.abs().sum())
+    by_token = flashpoint.center_keys(k.transpose(1, 2), dim=1)
+    assert by_token.transpose(1, 2).equal(flashpoint.center_keys(k))
+    assert flashpoint.center_keys(k.bfloat16()).dtype == torch.bfloat16
