@@ -23,7 +23,9 @@ FP32_STEPS = 2**-22
 DEAD_ROWS = 0.001
 """Share of rows that are switched off. Nothing else makes |O| half as long."""
 CHANCE = 0.001
-"""How likely a diagnosis of one layer without a fault may call some head's δ biased, or one that does not follow."""
+"""How likely one test may find something in some head of a layer without a fault: that δ is biased, or does not follow,
+that scores or dQ have a factor, that O errs beyond rounding. Of a diagnosis of L layers a test errs in up to L times as
+many: the bound is over heads, so that a layer is judged alike alone and beside others."""
 _MOST = 10_000
 """Degrees of freedom; with more of them the quantile of a ratio of variances changes by less than a tenth."""
 FEW = 3

@@ -83,7 +83,10 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
             symbol="Σe / Σ|dO||O|",
             unit="|dO||O|",
             trouble="away from 0",
-            sentence="Over the rows of all sequences; sequences without loss (dO = 0) do not count.",
+            sentence=(
+                "Over the rows of all sequences; sequences without loss (dO = 0) do not count. A right attention is "
+                "said to have one in at most 0.1 % of layers, so in at most 2.4 % of diagnoses of 24 layers."
+            ),
         ),
         noise=measure(
             f"{source}_noise",
