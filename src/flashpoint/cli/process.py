@@ -29,6 +29,12 @@ class LastingText(io.TextIOWrapper):
     Whoever read it has gone (``| head``, ``| tee`` after Ctrl-C), its terminal has been closed, or its disk is full.
     """
 
+    def __init__(self, stream: io.TextIOWrapper) -> None:
+        with contextlib.suppress(OSError):
+            stream.flush()
+        super().__init__(stream.buffer, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        self._instead_of = stream  # which closes the buffer when it goes
+
     def write(self, text: str, /) -> int:
         with self._dropping():
             super().write(text)
@@ -76,15 +82,14 @@ def make_stdout_lasting() -> None:
 
 def _lasting(stream: TextIO) -> TextIO:
     """Return a lasting stream in place of one of this process's; one that a caller has put there stays."""
-    if type(stream) is not io.TextIOWrapper:
-        return stream
-    encoding, errors, lines = stream.encoding, stream.errors, stream.line_buffering
-    return LastingText(stream.detach(), encoding, errors, line_buffering=lines)
+    return LastingText(stream) if type(stream) is io.TextIOWrapper else stream
 
 
 def _to_null_device(number: int) -> None:
     null = os.open(os.devnull, os.O_RDWR)
-    if null != number:
+    if null == number:
+        os.set_inheritable(number, True)  # as the three are
+    else:
         os.dup2(null, number)
         os.close(null)
 

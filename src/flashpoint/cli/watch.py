@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from flashpoint.cli.log_table import tell_of_logs
+from flashpoint.cli.process import make_stdout_lasting
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError, answer, tell
 from flashpoint.extras import from_lab, missing
@@ -48,6 +49,7 @@ def command(word: str, html: Path | None, once: bool) -> None:
     """
     if html:
         check_target(html, "--html", ".html", ".htm")
+        make_stdout_lasting()  # the page is what it is for
     followed = _begun(word, once=once)
     if html:
         _keep_page(followed, html, once)
