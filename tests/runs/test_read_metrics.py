@@ -147,6 +147,7 @@ def agree(path: Path, lines: Lines, chunk: int) -> None:
         assert np.array_equal(np.signbit(np.moveaxis(values, -1, 0)), np.signbit(np.array(expected[name][1])))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drawn", [whole, damaged])
 @pytest.mark.parametrize("examples", [80, pytest.param(5000, marks=pytest.mark.exhaustive)])
 def test_blocks_are_read_as_lines_are(tmp_path: Path, drawn: Callable[[], st.SearchStrategy], examples: int) -> None:

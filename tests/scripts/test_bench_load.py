@@ -11,6 +11,7 @@ sys.path.insert(0, str(REPOSITORY / "scripts"))
 from benchmarks.bench_load import LOADS, Load, cost, exponent
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
 def test_each_load_runs(load: Load) -> None:
     seconds, megabytes = cost(load, 1, REPOSITORY)

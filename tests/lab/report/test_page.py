@@ -7,7 +7,7 @@ import shutil
 import subprocess
 from collections.abc import Callable
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 
 from flashpoint.errors import UserError
 from flashpoint.lab.report.colours import colour
-from flashpoint.lab.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics
+from flashpoint.lab.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics, thinned
 from flashpoint.lab.report.page import page, write_report
 from flashpoint.lab.report.panel_grid import ABREAST
 from flashpoint.lab.report.panels import PANELS
@@ -253,6 +253,26 @@ def test_the_loss_is_drawn_as_the_detector_averages_it(tmp_path: Path) -> None:
         steps, drawn = figure.axes[0].get_lines()[0].get_data()
         assert list(steps) == list(range(window - 1, 400))
         np.testing.assert_allclose(drawn, [sum(losses[at + 1 - window : at + 1]) / window for at in steps])
+
+
+@pytest.mark.parametrize("count", [1, 3200, 3201, 20_001, 20_800])
+def test_a_long_curve_keeps_its_ends_and_all_that_a_pixel_shows(count: int) -> None:
+    random = np.random.default_rng(count)
+    steps, values = 3 * np.arange(count), random.standard_normal(count)
+    values[random.random(count) < 0.1] = np.nan
+    values[count // 3 : count // 2] = np.nan
+    kept_steps, kept = thinned((steps, values))
+    assert len(kept) <= 4 * 800 + 1
+    assert (kept_steps[0], kept_steps[-1]) == (steps[0], steps[-1])
+    assert (np.diff(kept_steps) > 0).all()
+    np.testing.assert_array_equal(kept, values[kept_steps // 3])
+    edges = np.linspace(0, 3 * count, 401)  # wider than two parts: each holds one whole
+    for low, high in pairwise(edges):
+        inside, shown = values[(low <= steps) & (steps < high)], kept[(low <= kept_steps) & (kept_steps < high)]
+        if np.isfinite(inside).any():
+            assert np.isfinite(shown).any()
+    assert (np.nanmin(kept), np.nanmax(kept)) == (np.nanmin(values), np.nanmax(values)) or count == 1
+    assert not np.isfinite(kept[(steps[count // 3] < kept_steps) & (kept_steps < steps[count // 2])]).any()
 
 
 def test_what_is_of_no_row_is_not_drawn(tmp_path: Path) -> None:

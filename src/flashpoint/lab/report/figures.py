@@ -41,6 +41,8 @@ _IN_HALF_A_LINE = 28
 """Letters for which half the width of a figure has room."""
 _NAMES_IN_A_LINE = 3
 """Names of heads or layers for which the width of a panel has room."""
+_PARTS = 800
+"""Of a curve over the width of a panel that is alone in its row: it has 460 pixels."""
 _LINE = 0.2
 """Inches that a line of a legend takes."""
 _NAMED_HEADS, _LARGEST_HEADS = 8, 4
@@ -66,8 +68,10 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
         if smoothed := run.smoothed(LOSS.name):
             windows.add(smoothed.steps)
             label = _heading(run, runs)
-            axes[0, 0].plot(*smoothed.series, **line, **_marks(number, runs, smoothed.series), label=label)
-        if series := run.columns.get(GRAD_NORM.name):
+            series = thinned(smoothed.series)
+            axes[0, 0].plot(*series, **line, **_marks(number, runs, series), label=label)
+        if GRAD_NORM.name in run.columns:
+            series = thinned(run.columns[GRAD_NORM.name])
             axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
         for panel in axes[:, 0]:
             _mark_onset(panel, run, line["color"])
@@ -81,6 +85,22 @@ def draw_losses(runs: Sequence[Run]) -> Figure | None:
     grid.share_steps()
     _name_below(grid, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
     return _finished(grid)
+
+
+def thinned(series: Series) -> Series:
+    """Return a series of one value a step with no more points than its curve shows: of each part of a long one, which
+    is narrower than a pixel, the first and the last point, the lowest and the highest."""
+    steps, values = series
+    each = -(-len(steps) // _PARTS)
+    if each <= 4:
+        return series
+    parts = np.pad(values, (0, -len(values) % each), constant_values=np.nan).reshape(-1, each)
+    first = each * np.arange(len(parts))
+    low = np.where(np.isnan(parts), np.inf, parts).argmin(1) + first
+    high = np.where(np.isnan(parts), -np.inf, parts).argmax(1) + first
+    kept = np.unique(np.concatenate([first, first + each - 1, low, high, [len(steps) - 1]]))
+    kept = kept[kept < len(steps)]
+    return steps[kept], values[kept]
 
 
 def _colour(run: Run, runs: Sequence[Run]) -> str:
