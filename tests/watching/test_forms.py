@@ -421,3 +421,46 @@ def test_rows_beside_a_large_sink_may_be_too_small_for_fp16() -> None:
     call = AttentionCall(q, k, v, v, None, None, None, None, form, 1, 0, "f")
     out = torch.stack([exact(call, 0).out]).half()
     assert agreeing([form], [q, k, v, out], closely=True) is form
+
+
+LEFT = torch.ones(BATCH, LENGTH, dtype=torch.bool)
+"""Padding before the text of the second sequence; all of the third is padding."""
+LEFT[1, :5], LEFT[2] = False, False
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: str) -> Tensor:
+    """An attention that is written out, as people write it; its rows without a key are NaN, 0 or the mean of V."""
+    scores = q @ k.mT * SIZE**-0.5
+    if how == "added":
+        return (scores + added(mask, torch.finfo(torch.float64).min)).softmax(-1) @ v
+    weights = scores.masked_fill(~mask, -1e9 if how == "large" else -torch.inf).softmax(-1)
+    return (weights.nan_to_num(0.0) if how == "zero" else weights) @ v
+
+
+@pytest.mark.parametrize("depends", [False, True])
+@pytest.mark.parametrize("how", ["added", "large", "zero"])
+def test_rows_that_see_no_key_are_left_out_of_what_is_judged(tmp_path: Path, how: str, depends: bool) -> None:
+    """``depends``: a gradient comes to such rows where their O is not 0, and dK and dV have a part of it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = eager(q, k, v, mask=LEFT[:, None, None] & LOWER, how=how)
+        return out if depends else out * LEFT[:, None, :, None]
+
+    call = call_of(tmp_path, Model(attend), functions=[f"{__name__}:eager"])
+    found = diagnose(call)
+    assert found.findings == ()
+    assert found.with_keys is (depends and how != "zero")
+    assert found.empty_rows == (HEADS * 17, HEADS * 17 * found.with_keys)
+
+
+def test_rows_without_a_key_whose_o_is_nan_are_named_where_gradients_are_nan(tmp_path: Path) -> None:
+    """0 times NaN is NaN: their weights make dV NaN, though no loss takes these rows."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = eager(q, k, v, mask=LEFT[:, None, None] & LOWER, how="nan")
+        return torch.where(LEFT[:, None, :, None], out, 0.0)
+
+    (finding,) = diagnose(call_of(tmp_path, Model(attend), functions=[f"{__name__}:eager"])).findings
+    assert finding.kind == "nonfinite"
+    assert f"O, NaN in {HEADS * 17} rows that see no key" in finding.text
+    assert "O, dO" not in finding.text  # are finite, it would say

@@ -91,23 +91,33 @@ def nonfinite(call: AttentionCall, results: Results, measures: Measures, finding
     if named:
         text = f"{_hold(named)} NaN or infinity: look at a later layer, or at the loss"
         return dataclasses.replace(finding("nonfinite", rows.any(-1).any(0), text), inherited=True)
+    return _nonfinite_gradients(call, results, finding)
+
+
+def _nonfinite_gradients(call: AttentionCall, results: Results, finding: Make) -> Finding | None:
+    """Say in which of dQ, dK and dV NaN or infinity is, where what the backward pass took holds none that counts. The O
+    of a call may hold it in rows that see no key."""
     gradients = {"dQ": results.grad_q, "dK": results.grad_k, "dV": results.grad_v}
     named, rows = _nonfinite_rows(call, gradients)
-    if named:
-        n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
-        made = "the backward pass of this attention made it"
-        if call.other_gradients:
-            made = f"it came through {call.other_gradients}, or the backward pass of this attention made it"
-        finite = [name for name in ("dQ", "dK", "dV") if gradients[name] is not None and name not in named]
-        text = (
-            f"{_hold(named)} NaN or infinity in {int(rows.sum()):,} rows, the first is row {row:,} of head {head} in "
-            f"sequence {n}; {_listed(['q', 'k', 'v', 'O', 'dO', *finite])} are finite: {made} at step "
-            f"{call.step:,}"
-        )
-        if call.q.dtype == torch.float16:
-            text += "; in FP16 a loss that is scaled too much does so, too"
+    if not named:
+        return None
+    text = f"{_hold(named)} NaN or infinity in {int(rows.sum()):,} rows"
+    if call.out is not None and (lone := int((~call.out.isfinite().all(-1)).sum())):
+        source = f"it comes from O, NaN in {lone:,} rows that see no key"
+        text = f"{text}; {source}: make the weights of these rows 0, as by nan_to_num"
         return finding("nonfinite", rows.any(-1).any(0), text)
-    return None
+    n, head, row = (place + 1 for place in rows.nonzero()[0].tolist())
+    made = "the backward pass of this attention made it"
+    if call.other_gradients:
+        made = f"it came through {call.other_gradients}, or the backward pass of this attention made it"
+    finite = [name for name in ("dQ", "dK", "dV") if gradients[name] is not None and name not in named]
+    text = (
+        f"{text}, the first is row {row:,} of head {head} in sequence {n}; "
+        f"{_listed(['q', 'k', 'v', 'O', 'dO', *finite])} are finite: {made} at step {call.step:,}"
+    )
+    if call.q.dtype == torch.float16:
+        text += "; in FP16 a loss that is scaled too much does so, too"
+    return finding("nonfinite", rows.any(-1).any(0), text)
 
 
 def _nonfinite_form(form: Form) -> str:

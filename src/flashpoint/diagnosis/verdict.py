@@ -70,6 +70,7 @@ class Diagnosis:
         bias: of δ, in the call's sequences and in further ones; None where nothing tells of δ's error.
         probed: whether the attention was asked with features of its own.
         empty_rows: how many rows see no key, of which nothing is judged, and to how many of them a gradient came.
+        with_keys: whether dK and dV have a part of these, and are not judged either.
         hidden: the heads [H], bool, whose δ is not judged: rounded scores move dQ as an error of δ does.
     """
 
@@ -80,6 +81,7 @@ class Diagnosis:
     hidden: Tensor
     findings: tuple[Finding, ...]
     empty_rows: tuple[int, int] = (0, 0)
+    with_keys: bool = False
 
     @property
     def otherwise_called(self) -> list[str]:
@@ -93,7 +95,8 @@ class Diagnosis:
         if self.call.k.shape[-2] != self.call.q.shape[-2]:
             told.append(f"{self.call.k.shape[-2]:,} keys")
         if empty:
-            told.append(f"{empty:,} rows (gradients came to {with_gradient:,}) see no key and are left out")
+            keys = ", and dK and dV for them" if self.with_keys else ""
+            told.append(f"{empty:,} rows (gradients came to {with_gradient:,}) see no key and are left out{keys}")
         return told
 
     @property
@@ -158,6 +161,7 @@ def diagnose(
         hidden=hidden,
         findings=(*([sink] if sink else []), *findings),
         empty_rows=(0 if empty is None else int(empty.sum()), with_gradient),
+        with_keys=bool(with_gradient) and results.grad_k is None and given.grad_k is not None,
     )
 
 

@@ -70,8 +70,8 @@ def gradient_of_logsumexp(gradient: Tensor, values: Tensor, kept: Mapping[str, T
 
 def _excess(form: Form, tensors: Sequence[Tensor], closely: bool) -> tuple[float, float]:
     """Return by how much the errors of rows exceed what is allowed, and the mean of the errors: of the sequence where
-    that is most. Rows that see no key, or have no number, count for nothing; where O is not 0 in all that are looked
-    at, the form is none of it."""
+    that is most. Rows that see no key, or have no number, count for nothing; where all that are looked at see none, and
+    O is something else in them than a softmax of equal scores makes, the form is none of it."""
     found = []
     for n in range(len(tensors[0]) if closely else 1):
         errors, rounding, lone = _errors(form, [x[n] for x in tensors], n)
@@ -91,7 +91,8 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
 
     Returns:
         The error of each head and row, NaN where a row sees no key. By how much weights change where scores are
-        rounded to the dtype of O. Which rows see no key and are not 0.
+        rounded to the dtype of O. Which rows see no key, and are neither 0, nor NaN, which a softmax of −∞ is, nor the
+        mean of V, as where −3.4·10³⁸ is added to all scores.
     """
     out = sequence[3]
     # Autocast casts what the attention is given to what O has.
@@ -113,7 +114,9 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
     expected = probs @ v
     size = torch.maximum(expected.norm(dim=-1), (probs.square() @ v.square().sum(-1, keepdim=True))[..., 0].sqrt())
     size = size.clamp_min(torch.finfo(out.dtype).tiny)  # below, O has few bits, as FP16's beside a large sink
-    lone = closed.all(-1) & (actual != 0).any(-1)
+    mean = v.mean(-2, keepdim=True)
+    of_equal = (actual - mean).norm(dim=-1) <= _NEAR * v.square().mean(-2, keepdim=True).sum(-1).sqrt()
+    lone = closed.all(-1) & (actual != 0).any(-1) & ~of_equal & ~actual.isnan().all(-1)
     return (actual - expected).norm(dim=-1) / size, rounding, lone
 
 

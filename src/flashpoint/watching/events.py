@@ -174,14 +174,6 @@ class CallLeftOut:
 
 
 @dataclass(frozen=True, slots=True)
-class CallGivenUp:
-    """What came to a kept call shows that it cannot be recorded."""
-
-    call: AttentionCalled
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class BackwardReached:
     """A gradient has come to the output of a call; the graph of its layer is still there.
 

@@ -228,6 +228,7 @@ def _is_plain(call: SeenCall, scale: float, *, exchanged: bool) -> bool:
     turned = {name: x.transpose(1, 2) if exchanged else x for name, x in tensors.items()}
     plain = [Form(causal, scale) for causal in (True, False)]
     fits = fit_together({name: x.shape for name, x in turned.items()})
+    fits = fits and bool(call.out.isfinite().all(-1).any())  # NaN is like every form
     return fits and agreeing(plain, list(turned.values()), closely=True) is not None
 
 

@@ -24,7 +24,6 @@ from flashpoint.watching.events import (
     AttentionCalled,
     AttentionRan,
     BackwardReached,
-    CallGivenUp,
     CallLeftOut,
     GradientSeen,
     GradientsUnknown,
@@ -45,7 +44,6 @@ from flashpoint.watching.graph import (
 )
 from flashpoint.watching.left_out import (
     FROZEN,
-    LONE_ROWS,
     NESTED,
     SHARDED,
     TRANSFORMED,
@@ -53,7 +51,6 @@ from flashpoint.watching.left_out import (
     LeftOut,
     is_dtensor,
     is_transformed,
-    lone_rows,
     shapes_left_out,
 )
 from flashpoint.watching.notices import described
@@ -338,10 +335,7 @@ class Interceptor:
     ) -> None:
         """Have the gradients of a call shown when they come."""
         inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
-        edges, lone = (
-            edges_of(inputs, tensors["out"], self._since, in_order),
-            lone_rows(call.form, call.kept["out"], call.k.shape[2]),
-        )
+        edges = edges_of(inputs, tensors["out"], self._since, in_order)
         sums = {of: GradientInParts(len(found)) for of, found in edges.items()}
         if unknown := [of for of, found in edges.items() if not found]:
             told = f"gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
@@ -355,9 +349,7 @@ class Interceptor:
             differentiable = gradient.requires_grad
             self.calls.take(reached := BackwardReached(call, differentiable, torch._C._current_graph_task_id()))
             with self._attempt(f"{call.attention}: gradients"):
-                self._show(GradientSeen(call, "out", copy := self._copy(gradient, "out" in by_token)))
-                if lone is not None and bool((copy[: len(lone)] != 0).logical_and(lone[..., None]).any()):
-                    self._show(CallGivenUp(call, f"{call.attention}: {LONE_ROWS}"))
+                self._show(GradientSeen(call, "out", self._copy(gradient, "out" in by_token)))
             if not differentiable:  # else the training's own backward pass may follow
                 self.stop()  # the step's first forward pass is over
             self._publish(reached)

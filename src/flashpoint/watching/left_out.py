@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import fit_together
-from flashpoint.diagnosis.form import Form
 
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 UNKNOWN = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
@@ -28,11 +27,6 @@ SHARDED = "tensors are DTensors, of which each process holds a part"
 _HEADS = ("n_head", "n_heads", "num_heads", "num_attention_heads", "nhead")
 """Names that models and their configurations have for the number of heads."""
 DROPOUT = "dropout, and what it drops is not to be seen; set the attention's dropout to 0"
-
-LONE_ROWS = (
-    "rows that see no key have an O other than 0, and the loss depends on them; leave padding out of the loss, as by "
-    "labels of -100"
-)
 
 
 class LeftOut(Exception):
@@ -76,19 +70,6 @@ def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
     }
     found = (reason for reason, is_so in reasons.items() if is_so)
     return f"{told}: {next(found, 'out is not [B, H, T_q, d_v], or nothing is in them')}"
-
-
-def lone_rows(form: Form, out: Tensor, keys: int) -> Tensor | None:
-    """Return which rows [N, H, T_q] of O see no key and are not 0, as where −3.4·10³⁸ is added to all scores of a row;
-    None where none is. No gradient is to come to them: no form tells what they are.
-
-    Args:
-        out: O [N, H, T_q, d_v].
-        keys: T_k.
-    """
-    empty = form.empty_rows((*out.shape[:3], keys), out.device)
-    lone = None if empty is None else empty & ((out != 0) & out.isfinite()).any(-1)  # NaN is for a diagnosis
-    return lone if lone is not None and bool(lone.any()) else None
 
 
 def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collection[int]) -> str:

@@ -218,7 +218,7 @@ class Observer:
         missed = shown.missed
         reasons = sorted(shown.failed | missed.keys() | lacking)
         if not calls:
-            called = any(not (call.is_differentiated_twice or call.is_given_up) for call in shown)
+            called = any(not call.is_differentiated_twice for call in shown)
             reasons = self._why_none(reasons, called and not shown.failed, interceptor.in_other_thread)
             reasons = [told_to_users_of(self._model, reason) for reason in reasons]
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"

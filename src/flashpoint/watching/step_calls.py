@@ -11,7 +11,6 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.watching.events import (
     AttentionCalled,
     BackwardReached,
-    CallGivenUp,
     CallLeftOut,
     GradientSeen,
     GradientsUnknown,
@@ -23,7 +22,6 @@ from flashpoint.watching.left_out import TWICE, WITHOUT_GRADIENTS
 CallEvent = (
     AttentionCalled
     | CallLeftOut
-    | CallGivenUp
     | BackwardReached
     | GradientSeen
     | OtherGradientSeen
@@ -40,7 +38,6 @@ class ShownCall:
         gradients: copies by "out", "q", "k" and "v", [N, H, T, d], as far as they have come.
         has_derivative: whether the gradient that came last can be differentiated, as with ``create_graph=True``.
         is_differentiated_twice: whether another one came after that: it is not of the call alone.
-        is_given_up: whether its gradients show that it cannot be recorded.
         backward: PyTorch's number of the pass of the gradient that came last.
         others: outputs beside O that have gradients of their own, of any pass.
     """
@@ -49,7 +46,6 @@ class ShownCall:
     gradients: dict[str, Tensor] = field(default_factory=dict)
     has_derivative: bool = False
     is_differentiated_twice: bool = False
-    is_given_up: bool = False
     backward: int = -1
     others: list[OtherGradientSeen] = field(default_factory=list)
 
@@ -60,7 +56,7 @@ class ShownCall:
 
     def with_gradients(self, layer: int, step: int) -> AttentionCall | None:
         """Return the call; None if no gradient came to its output, or none that can be recorded."""
-        if not self.has_gradient or self.is_differentiated_twice or self.is_given_up:
+        if not self.has_gradient or self.is_differentiated_twice:
             return None
         called, tensors = self.called, self.called.kept
         others = [one for one in self.others if one.backward == self.backward]
@@ -121,10 +117,6 @@ class StepCalls:
                 self._shown[event] = ShownCall(event)
             case CallLeftOut(forward, reason, module):
                 self._miss(forward, reason, module)
-            case CallGivenUp(called, reason):
-                if (call := self._shown.get(called)) is not None:
-                    call.is_given_up = True
-                    self._missed.setdefault((called.forward, reason), {})
             case BackwardReached(called, differentiable, backward):
                 if (call := self._shown.get(called)) is not None:
                     self._begin_backward(call, differentiable)
