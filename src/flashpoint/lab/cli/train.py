@@ -27,6 +27,7 @@ from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.arguments import check, parsed
 from flashpoint.lab.cli.composition import CONFIG, print_keys, store_schema
+from flashpoint.lab.cli.hydra_help import help_as_text
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.cli.unnamed import refuse_unnamed
 from flashpoint.lab.config import Config, HardwareConfig, TrackingConfig, sets_hardware
@@ -143,7 +144,8 @@ def main(arguments: Sequence[str]) -> None:
                 check(given)
                 # The launcher of a sweep starts this file with the arguments of a run.
                 sys.argv = [__file__, *given.for_hydra()]
-                train()
+                with help_as_text():
+                    train()
             except Exception as error:  # errors of ours end the process in train()
                 if WANTS_TRACEBACK:
                     raise
