@@ -2,7 +2,7 @@
 # Installs flashpoint, without an extra, beside several releases of PyTorch, and runs on the CPU what is to work there:
 # the examples that are no trainer of ours, a diagnosis, the tests of users' own runs and those of the reference.
 #
-#   scripts/proofs/prove_versions.sh FOLDER [VERSION …]    # some 5 GB and ten minutes a version; PyPI's have CUDA
+#   scripts/proofs/prove_pytorch_releases.sh FOLDER [VERSION …]    # some 5 GB and ten minutes a version; PyPI's have CUDA
 #
 # FOLDER gets a virtual environment and the logs of each version; an environment that is there is used again. Tests of
 # kernels, which run in Triton's interpreter, are left out where Triton is older than 3.6; tests that need the
