@@ -126,7 +126,9 @@ class _TextFile:
     def _plain(self) -> str:
         """Return the text of a file, of a long one no less than ``max_bytes``."""
         # utf-8-sig: Windows marks a file's beginning. It also ends a line with two bytes, which become one.
-        most = -1 if self.max_bytes is None else 2 * self.max_bytes + len(codecs.BOM_UTF8)
+        most = -1
+        if self.max_bytes is not None:  # Python allocates as many bytes as it is asked for
+            most = min(self.path.stat().st_size, 2 * self.max_bytes + len(codecs.BOM_UTF8))
         with self.path.open("rb") as file:
             content = file.read(most)
             whole = not file.read(1)
