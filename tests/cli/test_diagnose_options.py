@@ -19,14 +19,16 @@ def capture(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = False) -> None:
-    """Write a layer of PyTorch's attention: with a NaN in one query, or with twice what one row of O is."""
+def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = False, made: bool = False) -> None:
+    """Write a layer of PyTorch's attention: with a NaN in one query or one row of O, or with twice what a row of O is."""
     q, k, v, grad_out = torch.randn(4, 2, 1, 8, 4).unbind()
     if nan:
         q[0, 0, 5] = torch.nan
     out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
     if wrong:
         out[0, 0, 5] *= 2
+    if made:
+        out[0, 0, 5] = torch.nan
     call = AttentionCall(q, k, v, grad_out, out, None, None, None, Form(True, 0.5), layer, 0, "sdpa")
     call.write(folder / f"layer-{layer:02}.safetensors")
 
@@ -95,6 +97,11 @@ def test_nan_in_the_inputs_is_not_said_to_be_the_attentions(tmp_path: Path) -> N
     told = printed(tmp_path)
     assert "nonfinite" in told
     assert "the fault lies before it" in told
+    assert "another kernel" not in told
+    write_call(tmp_path, 1, made=True)
+    made = printed(tmp_path)
+    assert "the fault lies before it" not in made
+    assert "another kernel" in made
     assert "computes something wrong" not in told
     write_call(tmp_path, 2, wrong=True)
     assert "computes something wrong" in printed(tmp_path)

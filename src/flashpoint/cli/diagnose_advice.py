@@ -57,13 +57,14 @@ _EXCHANGES = {
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
+_GIVEN = (
+    "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. A backward pass of "
+    "an earlier step can have made weights NaN while the loss was finite."
+)
+_MADE = "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
+"""What to do about NaN and infinity, which the attention was given or made."""
 _ALONE = {
     "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
-    "nonfinite": (
-        "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. A "
-        "backward pass of an earlier step can have made weights NaN while the loss was finite. Elsewhere "
-        "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
-    ),
     "other_scores": (
         "Another scale inside, a temperature or a soft cap is no fault where it is meant. With another scale or a "
         "temperature δ can be judged by --attention alone, which asks the attention for row sums of dS; with a soft "
@@ -209,12 +210,13 @@ def verdict(
     return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
 
 
-def advice(kinds: Collection[str], suspected: str, exchange: str) -> str:
+def advice(kinds: Collection[str], suspected: str, exchange: str, inherited: Collection[bool] = (True, False)) -> str:
     """Return what to do next about findings of these kinds, of which there are some.
 
     Args:
         suspected: a function that :func:`suspects` names.
         exchange: of :func:`exchange_for`.
+        inherited: of the findings of NaN or infinity.
     """
     kinds = set(kinds)
     if kinds == {"sink"}:
@@ -228,8 +230,9 @@ def advice(kinds: Collection[str], suspected: str, exchange: str) -> str:
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
     meant = bool(suspected) and kinds == {"coarse_rounding"}  # what is no softmax can look so
-    if len(kinds) == 1 and not meant and (alone := _ALONE.get(min(kinds))):
-        return _called_anew(alone, exchange)
+    alone = {**_ALONE, "nonfinite": _of_nonfinite(inherited)}
+    if len(kinds) == 1 and not meant and (told := alone.get(min(kinds))):
+        return _called_anew(told, exchange)
     if suspected:
         return _called_anew(
             f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "
@@ -243,6 +246,12 @@ def advice(kinds: Collection[str], suspected: str, exchange: str) -> str:
         )
     wrong = "The attention computes something wrong. --attention flash_fp32 tells whether another kernel does, too."
     return _called_anew(wrong, exchange)
+
+
+def _of_nonfinite(inherited: Collection[bool]) -> str:
+    if True not in inherited:
+        return _MADE
+    return f"{_GIVEN} Elsewhere {_MADE}" if False in inherited else _GIVEN
 
 
 def to_be_sure_of(exchange: str) -> str:

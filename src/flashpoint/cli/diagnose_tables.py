@@ -192,7 +192,8 @@ def _told(
     before = [growth.table] if growth else []
     if findings:
         rows = [[one.layer, _heads(one), one.kind, one.text] for one in findings]
-        note = advice({one.kind for one in findings}, suspected, exchange)
+        inherited = {one.inherited for one in findings if one.kind == "nonfinite"}
+        note = advice({one.kind for one in findings}, suspected, exchange, inherited)
         before.append(Table(("layer", "heads", "finding", "what shows it"), rows, note, instead=Table((), [])))
     else:
         ignited = _UNSEEN_CAUSE if growth and growth.warned else ""
