@@ -20,7 +20,7 @@ def capture(tmp_path: Path) -> Path:
 
 
 def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = False, made: bool = False) -> None:
-    """Write a layer of PyTorch's attention: with a NaN in one query or one row of O, or with twice what a row of O is."""
+    """Write a layer of PyTorch's attention: with NaN in a query or a row of O, or with twice what a row of O is."""
     q, k, v, grad_out = torch.randn(4, 2, 1, 8, 4).unbind()
     if nan:
         q[0, 0, 5] = torch.nan

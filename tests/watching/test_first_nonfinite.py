@@ -282,7 +282,7 @@ def test_gradients_that_a_scaler_skips_are_no_birth(tmp_path: Path, capsys: pyte
     assert births == []
     assert not (tmp_path / "own/nonfinite.jsonl").exists()
     told = capsys.readouterr().err
-    assert told.count("A GradScaler") == 1
+    assert told.count("as where a GradScaler") == 1
     assert f"gradients of {skipped} steps held NaN or infinity" in told
 
 
@@ -297,7 +297,8 @@ def test_a_nan_gradient_between_two_reads_is_told(
     assert births == []
     told = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
     assert len(told) == 1
-    assert f"step {fails_at}: the gradient of W_Q of layer 2, head 3 held NaN" in told[0]
+    assert f"step {fails_at}: gradients alone held NaN" in told[0]
+    assert "W_Q of layer 2, head 3 held NaN" in told[0]
 
 
 @pytest.mark.parametrize(

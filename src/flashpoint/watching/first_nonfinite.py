@@ -271,8 +271,8 @@ class FirstNonfinite:
 
             birth = origin(before, now, self._usual)
             self._notices.tell(
-                f"step {before.step:,}: {birth.text} A GradScaler, say, skips the update of such a step. Later ones "
-                "are counted at the end of the loop",
+                f"step {before.step:,}: gradients alone held NaN or infinity, as where a GradScaler skips the update "
+                f"(later ones are counted at the end of the loop): {birth.text}",
                 logging.WARNING,
             )
 
