@@ -252,14 +252,15 @@ def wrong_weights(
 
 
 def fp16_underflow(measures: Measures, finding: Make) -> Finding | None:
-    """The heads whose gradients FP16 cannot hold, however the attention computes them, as dO is small.
+    """The heads whose gradients FP16 cannot hold, however the attention computes them, as dO of the layer is small.
 
     Where it is not, the softmax makes gradients small, as one key or a sink has all weight. No scale of the loss helps.
     """
     heads = underflows(measures)
-    if heads.any():
-        heads = heads & (measures[table.GRAD_OUT_SIZE.name].nan_to_num(torch.inf).amin(0) < _MIDDLE)
     if not heads.any():
+        return None
+    of_all = measures[table.GRAD_OUT_SIZE.name].square().nanmean().sqrt()  # a scale of the loss is one of all heads
+    if of_all >= _MIDDLE:
         return None
     size = float(measures[table.GRAD_OUT_SIZE.name][:, heads].nan_to_num(torch.inf).min())
     known = {what: measures[one.error.name] for what, one in _GRADIENTS.items() if one.error.name in measures}
