@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import json
 import lzma
+import mmap
 import os
 import re
 import stat
@@ -68,6 +69,19 @@ def refuse_unexpanded(place: str | Path, told: str) -> None:
     """
     if str(place).startswith("~"):
         raise UserError(f"{told}: would make a folder named ~; give {Path(place).expanduser()}")
+
+
+def mapped(path: Path) -> bytes | mmap.mmap:
+    """Return the bytes of a file; those that are looked at take memory, and not its length, of which a disk holds none.
+
+    What is kept of them is to be copied: who cuts the file short would take them away.
+
+    Raises:
+        OSError: it cannot be read (:func:`regular`).
+    """
+    with regular(path).open("rb") as file:
+        empty = not os.fstat(file.fileno()).st_size  # which cannot be mapped
+        return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
 def check_target(path: Path, option: str, *suffixes: str) -> None:
@@ -187,8 +201,8 @@ def whole_blocks(path: Path, missing: str) -> Iterator[bytes]:
         missing: what to do where the file cannot be read.
 
     Raises:
-        UserError: it cannot be read, what was compressed is damaged or holds more than 64 MB. Lines before that are
-            returned first.
+        UserError: it cannot be read, what was compressed is damaged or holds more than 64 MB, or a line does. Lines
+            before that are returned first.
     """
     begun: list[bytes] = []  # of a line
     try:
@@ -199,6 +213,8 @@ def whole_blocks(path: Path, missing: str) -> Iterator[bytes]:
                     yield b"".join([*begun, lines])
                     begun.clear()
                 begun.append(rest)
+                if len(begun) * _CHUNK > _LARGEST_MB * 10**6:
+                    raise UserError(f"{path}: a line of more than {_LARGEST_MB} MB; restore the file")
     except lzma.LZMAError as error:
         raise UserError(f"{path}: damaged ({error}); restore the file") from error
     except OSError as error:

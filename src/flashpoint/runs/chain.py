@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole, regular
+from flashpoint.files import append_whole, mapped
 
 MAGIC = b"FPCHAIN1"
 _VALUES = struct.Struct("<ffQ")
@@ -169,7 +169,7 @@ class Chain:
             UserError: no chain, or a broken one, with the step at which it breaks.
         """
         try:
-            data = regular(path).read_bytes()
+            data = mapped(path)
         except OSError as error:
             raise UserError(
                 f"{path}: {error.strerror}; restore it, or give a run that recorded its digest chain"
@@ -182,10 +182,10 @@ class Chain:
         for step, record in enumerate(records):
             digest = blake2b(digest + record.tobytes()[: _VALUES.size], digest_size=8).digest()
             if digest != bytes(record["digest"]) and until_broken:
-                return cls(records[:step], np.arange(step))
+                return cls(records[:step].copy(), np.arange(step))
             if digest != bytes(record["digest"]):
                 raise UserError(f"{path}: edited or damaged at step {step}; restore the file")
-        return cls(records, np.arange(count))
+        return cls(records.copy(), np.arange(count))
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -29,12 +30,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole, regular
+from flashpoint.files import append_whole, mapped
 from flashpoint.schema import Count, kind_of, understood
 
 MAGIC = b"FPTAPE01"
 _DIGEST_BYTES = 8
-_MOST_SEQUENCES = 2**32  # of a step: their numbers have 4 bytes
+_MOST_SEQUENCES = 2**24  # of a step, whose record is looked at as a whole
+_LONGEST_HEADER = 10_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,7 +154,7 @@ class Tape:
             UserError: no tape, another version, or a broken digest, with the step at which it breaks.
         """
         try:
-            data = regular(path).read_bytes()
+            data = mapped(path)
         except OSError as error:
             raise UserError(f"{path}: {error.strerror}; a replay needs the run's tape") from error
         header, digest, start = _read_head(path, data)
@@ -177,7 +179,7 @@ def _record_bytes(header: TapeHeader) -> int:
     return 4 * math.prod(header.shape) + _DIGEST_BYTES
 
 
-def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
+def _read_head(path: Path, data: bytes | mmap.mmap) -> tuple[TapeHeader, bytes, int]:
     fixed = len(MAGIC) + 4
     if len(data) < fixed:
         raise UserError(f"{path}: {len(data)} bytes, cut short within the header; restore the file")
@@ -186,7 +188,10 @@ def _read_head(path: Path, data: bytes) -> tuple[TapeHeader, bytes, int]:
         raise UserError(
             f"{path}: no tape of this version (starts with {version!r}, expected {MAGIC!r}); restore the file"
         )
-    end = fixed + struct.unpack_from("<I", data, len(MAGIC))[0]
+    length = struct.unpack_from("<I", data, len(MAGIC))[0]
+    if length > _LONGEST_HEADER:
+        raise UserError(f"{path}: a header of {length:,} bytes; restore the file or replay another run")
+    end = fixed + length
     digest = data[end : end + _DIGEST_BYTES]
     if len(digest) < _DIGEST_BYTES:
         raise UserError(f"{path}: {len(data)} bytes, cut short within the header; restore the file")
