@@ -9,6 +9,7 @@ No postponed annotations here, as in ``gpus.py``.
 import itertools
 import math
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -68,6 +69,10 @@ class ProductSweeper(Sweeper):
             raise UserError("the sweep has no run: a list, range or glob among its values is empty; give a value")
         if runs > MOST_RUNS:
             raise UserError(f"the sweep has {runs:,} runs; give {MOST_RUNS:,} at most")
+        for values in axes.values():  # each of which is composed next
+            value, times = Counter(values).most_common(1)[0]
+            if times > 1:
+                raise UserError(f"{value}: more than once in this sweep; give each value once")
         self.validate_batch_is_legal(_each_value_once(list(axes.values())))
         jobs = [list(overrides) for overrides in itertools.product(*axes.values())]
         returns = self.launcher.launch(jobs, initial_job_idx=0)
