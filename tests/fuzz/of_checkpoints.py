@@ -85,13 +85,16 @@ def lay(tree: Path, case: tuple[tuple[Any, ...], tuple[str, ...]]) -> Command:
             _forge_chain(work / _RUN / "chain.bin", which, place, change)
         case _:
             _forge_checkpoint(work, what, which, place, change)
-    unseen = what == "checkpoint" and (which, change) in {(6, name) for name in _VALUES if name not in _NEVER}
+    values = {*_VALUES, "swapped", "another run's", "another step's"}.difference(_NEVER)
+    unseen = what == "checkpoint" and which == _UNCHECKED and change in values
     read = command(verb)
     return read if unseen else Command(**{**vars(read), "lost": _other_state})
 
 
 _NEVER = ("NaN", "infinite")
-"""What no checkpoint holds before the run computed it; other values are told where the chain has a checksum alone."""
+"""What no checkpoint holds before the run computed it."""
+_UNCHECKED = 6
+"""A step of which the chain has no checksum, by which other values are told."""
 
 
 @cache

@@ -18,7 +18,7 @@ _RESUMED = ("config.json", "manifest.json", "outcome.json", "metrics.jsonl", "ta
             "checkpoints/.step-000000014.safetensors.partial", "checkpoints/.step-000000014.json.partial")  # fmt: skip
 _REPORT = ("report", "report/report.html", "report/figures", "report/figures/loss.png", "report/.report.html.partial")
 _TABLES = ("runs.parquet", "index.csv", ".lock", "metrics", "chains", "metrics/again.parquet", "chains/again.parquet",
-           "metrics/small.parquet", "chains/small.parquet", ".runs.parquet.partial", "../reference")  # fmt: skip
+           "metrics/small.parquet", "chains/small.parquet", ".runs.parquet.partial")  # fmt: skip
 _PAGE = ("watch", "original", "--once", "--html", "page.html")
 _FIGURE = ("loss", "original", "whole", "--out", "figure.png")
 _WRITES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (

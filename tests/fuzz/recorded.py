@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import delta_sample
 from flashpoint.diagnosis.form import Form
+from flashpoint.lab.cli.composition import composed_values
 from flashpoint.watching import delta_collection
 from tests.conftest import SOME_TEXT, TINY
 from tests.fuzz.judge import Command, run
+from tests.fuzz.verb import COMPOSED
 
 SCRIPT = Path(__file__).parent / "verb.py"
 QUESTIONS = ("outcomes", "rates", "hottest", "recovery", "warnings", "overhead")
@@ -98,12 +100,15 @@ def base() -> Path:
     delta_collection.append(work / "captures/delta.jsonl", 1, {1: sample})
     branch = {"key": "k", "outcome": "stable", "norms": [[1.0, 2.0], [3.0, 4.0]]}
     (work / "runs/original/localize.jsonl").write_text(json.dumps(branch) + "\n")
+    composed = {" ".join(overrides): composed_values(overrides) for _, *overrides in TRAINING}
+    (tree / COMPOSED).write_text(json.dumps(composed))
     return tree
 
 
 def lay(tree: Path) -> Path:
     """Copy it; return the working folder."""
     shutil.copytree(base() / "work", tree / "work", dirs_exist_ok=True)
+    shutil.copy(base() / COMPOSED, tree)
     return tree / "work"
 
 

@@ -139,6 +139,6 @@ def test_a_refused_sweep_leaves_nothing(train: Command, tmp_path: Any, arguments
 def test_a_value_that_is_there_twice_is_refused_before_any_is_composed() -> None:
     sweeper, context = ProductSweeper({}), Context()
     sweeper.hydra_context, sweeper.launcher, sweeper.config = context, Launcher(), OmegaConf.create()  # type: ignore
-    with pytest.raises(UserError, match="^seed=7: more than once in this sweep; give each value once$"):
+    with pytest.raises(UserError, match=r"^seed=7: more than once in this sweep; give each value once$"):
         sweeper.sweep([f"seed={','.join(map(str, range(9_998)))},7"])
     assert not context.composed
