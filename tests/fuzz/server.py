@@ -117,10 +117,10 @@ def _redirect(world: dict[str, Any]) -> None:
                 os.dup2(os.open("/dev/full", os.O_WRONLY), number)
             case "read only":
                 os.dup2(os.open(os.devnull, os.O_RDONLY), number)
-    for name in ("stdout", "stderr"):
-        if world["encoding"] and getattr(sys, name):
-            errors = "backslashreplace" if name == "stderr" else "strict"
-            getattr(sys, name).reconfigure(encoding=world["encoding"], errors=errors)
+    for number, name in enumerate(("stdout", "stderr"), 1):
+        if (stream := getattr(sys, name)) is not None and (world["encoding"] or set(world["streams"]) != {"file"}):
+            encoding, errors = world["encoding"] or stream.encoding, "backslashreplace" if number == 2 else "strict"
+            setattr(sys, name, open(number, "w", encoding=encoding, errors=errors, closefd=False))  # noqa: SIM115, until the end
 
 
 def main() -> None:
