@@ -33,6 +33,16 @@ def test_a_run_is_the_same_in_a_table_as_in_its_folder(tmp_path: Path, digits: i
         assert (kept.verdict, kept.hottest_head) == (run.verdict, run.hottest_head)
 
 
+@pytest.mark.parametrize("name", ["metrics", "chains"])
+def test_tables_are_not_written_behind_a_link(tmp_path: Path, name: str) -> None:
+    (tmp_path / "others").mkdir()
+    (tmp_path / "reference").mkdir()
+    (tmp_path / "reference" / name).symlink_to(tmp_path / "others")
+    with pytest.raises(UserError, match=f"{name}: a link to another folder; put the folder itself in its place"):
+        archive([write_kept_run(tmp_path / "run")], "small", tmp_path / "reference")
+    assert not list((tmp_path / "others").iterdir())
+
+
 def test_evidence_has_six_digits_of_every_tenth_step(tmp_path: Path) -> None:
     run = write_kept_run(tmp_path / "run")
     archive([run], "small", tmp_path / "reference")

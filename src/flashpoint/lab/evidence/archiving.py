@@ -107,10 +107,18 @@ def index_of(evidence: Evidence) -> str:
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[Evidence]:
-    """Be the only process that changes the tables; what others have added before is read now."""
+    """Be the only process that changes the tables; what others have added before is read now.
+
+    Raises:
+        UserError: a folder of tables is a link, behind which another one would be written.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with FileLock(root / ".lock"):
-        yield Evidence(root)
+        evidence = Evidence(root)
+        folders = (evidence.metrics_path("").parent, evidence.chains_path("").parent)
+        if link := next((folder for folder in folders if folder.is_symlink()), None):
+            raise UserError(f"{link}: a link to another folder; put the folder itself in its place")
+        yield evidence
 
 
 def _refuse_known(runs: Sequence[Run], experiment: str, evidence: Evidence) -> None:
