@@ -2,7 +2,8 @@
 
 Each case trains the tests' small model, is ended in one of the ways of :data:`KINDS`, is resumed, and has its digests
 compared with those of an undisturbed run. A watched loop is not resumed: its losses must be the first of an undisturbed
-loop's. A table on stdout has a row for each kind; cases that end badly are told on stderr.
+loop's. A table on stdout has a row for each kind; cases that end badly are told on stderr. The sources must not change
+meanwhile.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import atexit
 import contextlib
 import importlib
 import json
+import math
 import multiprocessing
 import os
 import pty
@@ -89,6 +91,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", type=int, default=12, help="of each kind")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="after which no case is begun")
     parser.add_argument("--workers", type=int, default=2, help="cases at a time")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -96,7 +99,8 @@ def main() -> None:
         (folder / "words.txt").write_text(conftest.SOME_TEXT, encoding="utf-8")
         assert ended(begun(partial(train, *begin("whole", folder)), folder, folder / "whole.log")) == 0
         assert ended(begun(partial(watch_loop, folder / "watched"), folder, folder / "watched.log")) == 0
-        cases = [(folder, kind, number, options.seed) for number in range(options.cases) for kind in KINDS]
+        until = time.monotonic() + 60 * options.minutes
+        cases = [(folder, kind, number, options.seed, until) for number in range(options.cases) for kind in KINDS]
         tallies: dict[str, Counter[str]] = {kind.name: Counter() for kind in KINDS}
         with multiprocessing.get_context("fork").Pool(options.workers) as pool:
             for name, number, found in pool.imap_unordered(tried, cases):
@@ -112,9 +116,11 @@ def main() -> None:
     sys.exit(any(of[fault] for of in tallies.values() for fault in FAULTS))
 
 
-def tried(case: tuple[Path, Kind, int, int]) -> tuple[str, int, Counter[str]]:
-    """Run a case; return its kind, its number and what was found."""
-    folder, kind, number, seed = case
+def tried(case: tuple[Path, Kind, int, int, float]) -> tuple[str, int, Counter[str]]:
+    """Run a case, if there is time; return its kind, its number and what was found."""
+    folder, kind, number, seed, until = case
+    if time.monotonic() > until:
+        return kind.name, number, Counter()
     rng = random.Random(f"{seed} {kind.name} {number}")
     try:
         found = (of_a_watched_loop if kind.watched else of_a_run)(folder, kind, number, rng)
