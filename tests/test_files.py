@@ -14,7 +14,16 @@ import torch
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError, remedy
-from flashpoint.files import append_whole, atomic_write, check_target, file_sha256, is_locked, whole_lines, write_json
+from flashpoint.files import (
+    alone,
+    append_whole,
+    atomic_write,
+    check_target,
+    file_sha256,
+    is_locked,
+    whole_lines,
+    write_json,
+)
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.lab.training.checkpoints import verified
@@ -66,6 +75,14 @@ def test_tensors_for_which_there_is_no_room_are_an_error_of_the_system(tmp_path:
     assert snapshot_steps(tmp_path / "weights") == [1]
     assert read_snapshot(tmp_path / "weights", 1, {"a": Form((10,))})["a"].tolist() == [1.0] * 10
     assert len(list((tmp_path / "weights").iterdir())) == 1
+
+
+def test_a_file_with_a_second_name_is_changed_under_one_alone(tmp_path: Path) -> None:
+    (tmp_path / "one").write_text("tape")
+    (tmp_path / "other").hardlink_to(tmp_path / "one")
+    with alone(tmp_path / "one").open("r+") as file:
+        file.write("TAPE")
+    assert [(tmp_path / name).read_text() for name in ("one", "other")] == ["TAPE", "tape"]
 
 
 def test_a_file_that_takes_a_part_at_a_time_gets_all(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import lzma
 import mmap
 import os
 import re
+import shutil
 import stat
 from collections.abc import Iterator
 from io import RawIOBase
@@ -136,6 +137,18 @@ def _as_of_the_system(error: Exception, path: Path) -> OSError:
     if number := re.search(r"os error (\d+)", str(error)):
         return OSError(int(number[1]), os.strerror(int(number[1])), str(path))
     return OSError(f"{path}: {error}")
+
+
+def alone(path: Path) -> Path:
+    """Return the path of a file that is about to be changed in place, which from now on has no other name (``cp -l``).
+
+    Raises:
+        OSError: it cannot be copied.
+    """
+    if path.stat().st_nlink > 1:
+        with atomic_write(path) as partial:
+            shutil.copyfile(path, partial)
+    return path
 
 
 def is_locked(path: Path) -> bool | None:

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole, mapped
+from flashpoint.files import alone, append_whole, mapped
 
 MAGIC = b"FPCHAIN1"
 _VALUES = struct.Struct("<ffQ")
@@ -48,7 +48,7 @@ class ChainWriter:
         chain = Chain.read(path, until_broken=True)
         if steps > chain.steps:
             raise UserError(f"{path}: holds {chain.steps} steps, {steps} are needed; restore the file")
-        self._file = path.open("r+b", buffering=0)
+        self._file = alone(path).open("r+b", buffering=0)
         self._file.truncate(len(MAGIC) + steps * _RECORD.itemsize)
         self._file.seek(0, os.SEEK_END)
         self._digest = chain.digests[steps - 1] if steps else _START

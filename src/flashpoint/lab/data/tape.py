@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.files import append_whole, mapped
+from flashpoint.files import alone, append_whole, mapped
 from flashpoint.schema import Count, kind_of, understood
 
 MAGIC = b"FPTAPE01"
@@ -89,7 +89,7 @@ class TapeWriter:
         tape = Tape.read(path, until_broken=True)
         if tape.header != header or tape.steps < steps:
             raise UserError(f"{path}: another run's tape, or fewer than {steps:,} steps of it; restore the file")
-        self._file = path.open("r+b", buffering=0)
+        self._file = alone(path).open("r+b", buffering=0)
         end = len(head) + _DIGEST_BYTES + steps * _record_bytes(header)
         self._file.truncate(end)
         self._file.seek(end - _DIGEST_BYTES)
