@@ -29,7 +29,7 @@ DEAD = 0.5
 NO_ROW = 2**-23
 """A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
 BF16 = 2**-9
-"""The largest relative error of a number rounded to BF16."""
+"""A common relative error of a number rounded to BF16, half of the largest."""
 FP16_STEP = 2**-24
 """How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
 FP16_MAX = 65_504.0

@@ -191,5 +191,6 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+        one = parameter.detach().cpu().clone(memory_format=torch.contiguous_format)  # of one number any stride is contiguous
+        digest.update(one.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
