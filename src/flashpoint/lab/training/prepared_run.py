@@ -191,6 +191,7 @@ def weights_digest(model: nn.Module) -> str:
     digest = hashlib.sha256()
     for name, parameter in sorted(model.named_parameters()):
         digest.update(f"{name} {tuple(parameter.shape)} {parameter.dtype}\n".encode())
-        one = parameter.detach().cpu().clone(memory_format=torch.contiguous_format)  # of one number any stride is contiguous
+        # A copy: one number is contiguous with any stride, and view takes not any.
+        one = parameter.detach().cpu().clone(memory_format=torch.contiguous_format)
         digest.update(one.view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

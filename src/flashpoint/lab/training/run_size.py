@@ -1,7 +1,7 @@
 """What a run needs of memory and disk, in bytes: a lower bound, from the configuration alone.
 
 It counts what is certainly there at the same time, so that no run is refused that fits. A run takes 1.3 to 3.4 times as
-much memory (docs/measurements.md).
+much memory (docs/robustness.md).
 """
 
 from __future__ import annotations
