@@ -84,8 +84,8 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
             unit="|dO||O|",
             trouble="away from 0",
             sentence=(
-                "Over the rows of all sequences; sequences without loss (dO = 0) do not count. A right attention is "
-                "said to have one in at most 0.1 % of layers, so in at most 2.4 % of diagnoses of 24 layers."
+                "Over the rows of all sequences; sequences without loss (dO = 0) do not count, and a right attention "
+                "is said to have one in at most 0.1 % of layers, so in at most 2.4 % of diagnoses of 24 layers."
             ),
         ),
         noise=measure(

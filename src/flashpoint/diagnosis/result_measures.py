@@ -97,12 +97,11 @@ def _of_returned_out(
     from flashpoint.diagnosis.factors import factors_of_scores, fitted_factor
 
     found = finite_part(out[n])
-    measured = of_out(found, true, call.grad_out[n].double())
+    expected, coarse = _references(call, n, out.dtype, declared)
+    measured = of_out(found, true, call.grad_out[n].double(), out.dtype, None if declared else coarse)
     measured[table.OUT_NUMBERS.name] = _degrees((found - true.out).flatten(-2))
     measured[table.LENGTH_ROWS.name] = _degrees(_length_errors(found, true))
-    expected, coarse = _references(call, n, out.dtype, declared)
     measured |= _expected(expected, coarse, true)
-    measured[table.DEAD_ROWS.name] = _dead(found, true, out.dtype, None if declared else coarse)
     factor, of_coarse = factors_of_scores((found, coarse), true)
     left = torch.ones_like(factor)
     if (measured[table.OUT_ERROR.name] > OUT_OFF).any():
@@ -111,8 +110,13 @@ def _of_returned_out(
     return {**measured, **{one.name: values for one, values in named.items()}}
 
 
-def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
-    """Return those measures of :func:`of_results` that a sequence's O [H, T, d] has beside FP64's, [H] each."""
+def of_out(found: Tensor, true: Exact, grad_out: Tensor, dtype: torch.dtype, coarse: Tensor | None = None) -> Measures:
+    """Return those measures of :func:`of_results` that a sequence's O [H, T, d] has beside FP64's, [H] each.
+
+    Args:
+        dtype: in which O was returned.
+        coarse: O of an attention that rounds more, whose rows are no fault: see :func:`_dead`.
+    """
     difference, size = found - true.out, true.out.norm(dim=-1).clamp_min(1e-300)
     error = (grad_out * difference).sum(-1)
     first, exact = found[:, 0], true.out[:, 0]
@@ -120,6 +124,7 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor) -> Measures:
     return {
         **_rows_off(table.OUT_ROWS_OFF, difference.norm(dim=-1) / size),
         table.FIRST_ROW_TURNED.name: (first - along * exact).norm(dim=-1) / size[:, 0],
+        table.DEAD_ROWS.name: _dead(found, true, dtype, coarse),
         table.LENGTH_ERROR.name: _length_error(found, true),
         table.OUT_ERROR.name: difference.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300),
         **relative(table.DELTA, error, true.bound),
