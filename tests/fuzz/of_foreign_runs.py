@@ -1,4 +1,4 @@
-"""Runs of somebody else's whose records name code and other places, and whose files are links out of their folder."""
+"""Runs of somebody else's whose records name other places, and whose files are links out of their folder."""
 
 import json
 import shutil
@@ -76,4 +76,4 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     return replace(asked, may_write=may, notices=notices)
 
 
-KIND = Kind("runs of others", _CASES, lay, in_ci=14)
+KIND = Kind("places and links of foreign runs", _CASES, lay, in_ci=14)

@@ -92,6 +92,14 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
 
 
+def test_a_damaged_record_leaves_nothing_half_written(tmp_path: Path) -> None:
+    run = record(tmp_path, "plain")
+    run.folder.localized.write_text("[1]")
+    with pytest.raises(UserError, match=re.escape(str(run.folder.localized))):
+        write_report([run], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_it_links_to_each_figure(report: Path) -> None:
     html = report.read_text()
     assert re.findall(r'href="#([^"]+)"', html) == re.findall(r'<section id="([^"]+)"', html) == [p.key for p in PANELS]

@@ -80,6 +80,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
     if link := next((place for place in (report.path, figures) if place.is_symlink()), None):
         raise UserError(f"{link}: a link to another folder; delete it, or name with --out a folder that is none")
     images = _images(runs)
+    text = _page(runs, images, with_files=True)  # before anything is written: what it reads may be damaged
     figures.mkdir(parents=True, exist_ok=True)
     for panel in PANELS:
         file = report.figure(panel.key)
@@ -89,7 +90,7 @@ def write_report(runs: Sequence[Run], folder: Path) -> Path:
         else:
             file.unlink(missing_ok=True)  # of an earlier report, of other runs
     with atomic_write(report.page, durable=False) as partial:
-        partial.write_text(_page(runs, images, with_files=True), encoding="utf-8")
+        partial.write_text(text, encoding="utf-8")
     return report.page
 
 
