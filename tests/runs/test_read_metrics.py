@@ -1,6 +1,7 @@
 """``read_metrics`` reads blocks of lines at once, and finds in them what a reader by line finds, damage as well."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def by_line(lines: Lines) -> Found | int:
 
 def renamed(metrics: dict[str, Any]) -> dict[str, Any]:
     heads: dict[str, dict[tuple[int, int], Any]] = {}
-    for name in [name for name in metrics if name.startswith("layer/")]:
+    for name in [name for name in metrics if re.fullmatch("layer/[^/]*/head/[^/]*/[^/]*", name)]:
         _, layer, _, head, own = name.split("/")
         heads.setdefault(own, {})[int(layer), int(head)] = metrics.pop(name)
     for name, values in heads.items():
