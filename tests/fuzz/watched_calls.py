@@ -8,6 +8,7 @@ that a diagnosis of the capture finds nothing.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import io
 import math
 import re
@@ -24,7 +25,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
-from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.form import CLOSED, Form
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
 from flashpoint.runs.select import open_run
@@ -118,6 +119,9 @@ def directly(case: Case) -> Ending:
 
 
 def _judged(case: Case, call: AttentionCall, alone: _Seen) -> Ending:
+    if case.odd == "3-D":  # of [T, H, d] what is recorded is one sequence
+        case = dataclasses.replace(case, sequences=1, added=case.added[:1])
+        alone = dataclasses.replace(alone, tensors={name: x[None] for name, x in alone.tensors.items()})
     for name, x in alone.tensors.items():
         if name == "kept":
             continue
@@ -164,7 +168,7 @@ def by_autograd(case: Case, alone: _Seen, form: Form) -> dict[str, Tensor]:
     if case.softcap:
         scores = (scores / case.softcap).tanh() * case.softcap
     added = case.added.expand(scores.shape)
-    empty = (added <= torch.finfo(torch.float16).min).all(-1, keepdim=True)
+    empty = (added <= CLOSED).all(-1, keepdim=True)
     closed = form.empty_rows(tuple(scores.shape), scores.device)
     empty &= (added == -math.inf).all(-1, keepdim=True) | (False if closed is None else closed[..., None])
     scores = torch.where(empty, 0.0, scores + added)

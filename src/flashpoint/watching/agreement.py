@@ -92,7 +92,7 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
     Returns:
         The error of each head and row, NaN where a row sees no key. By how much weights change where scores are
         rounded to the dtype of O. Which rows see no key, and are neither 0, nor NaN, which a softmax of −∞ is, nor the
-        mean of V, as where −3.4·10³⁸ is added to all scores.
+        mean of V of several keys, as where −3.4·10³⁸ is added to all scores.
     """
     out = sequence[3]
     # Autocast casts what the attention is given to what O has.
@@ -116,6 +116,7 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
     size = size.clamp_min(torch.finfo(out.dtype).tiny)  # below, O has few bits, as FP16's beside a large sink
     mean = v.mean(-2, keepdim=True)
     of_equal = (actual - mean).norm(dim=-1) <= _NEAR * v.square().mean(-2, keepdim=True).sum(-1).sqrt()
+    of_equal &= v.shape[-2] > 1  # O of a single key is its V, also where the key is seen
     lone = closed.all(-1) & (actual != 0).any(-1) & ~of_equal & ~actual.isnan().all(-1)
     return (actual - expected).norm(dim=-1) / size, rounding, lone
 

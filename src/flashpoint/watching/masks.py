@@ -37,7 +37,11 @@ class Pairs:
 
     def __and__(self, other: Pairs) -> Pairs:
         seen = other.seen if self.seen is None else self.seen if other.seen is None else self.seen & other.seen
-        bias = other.bias if self.bias is None else self.bias if other.bias is None else self.bias + other.bias
+        bias = other.bias if self.bias is None else self.bias
+        if self.bias is not None and other.bias is not None:
+            # Not in 16 bits: the attention may add one after the other.
+            exact = torch.promote_types(torch.promote_types(self.bias.dtype, other.bias.dtype), torch.float32)
+            bias = self.bias.to(exact) + other.bias.to(exact)
         return Pairs(seen, bias, self.is_causal or other.is_causal)
 
 
