@@ -83,10 +83,7 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
             symbol="Σe / Σ|dO||O|",
             unit="|dO||O|",
             trouble="away from 0",
-            sentence=(
-                "Over the rows of all sequences; sequences without loss (dO = 0) do not count, and a right attention "
-                "is said to have one in at most 0.1 % of layers, so in at most 2.4 % of diagnoses of 24 layers."
-            ),
+            sentence="Over the rows of all sequences; sequences without loss (dO = 0) do not count.",
         ),
         noise=measure(
             f"{source}_noise",
