@@ -1,5 +1,6 @@
 """The output of a command's process, and how it ends."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -137,3 +138,12 @@ def test_a_process_that_has_compiled_ends(tmp_path: Path, monkeypatch: pytest.Mo
     compiled = "import torch; print(torch.compile(lambda x: x.sin().sum())(torch.zeros(8)).item())"
     monkeypatch.setenv("TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS", "0")  # which pays from the third kernel on
     assert sorted(ended(tmp_path, compiled).stdout.splitlines()) == sorted(["0.0", *DONE])
+
+
+def test_a_verb_whose_reader_has_gone_ends_as_by_sigpipe() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "flashpoint", "claims"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment(), check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from flashpoint.cli.selection import BAD_RUNS
-from flashpoint.errors import UserError, command_errors, nearest
+from flashpoint.errors import UserError, command_errors, nearest, readers_may_leave
 
 VERBS = {
     "train": ("lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
@@ -76,7 +76,8 @@ class Verbs(click.Group):
         return [*verbs, *click.Command.shell_complete(self, ctx, incomplete)]
 
     def invoke(self, ctx: click.Context) -> Any:
-        status = super().invoke(ctx)
+        with readers_may_leave():  # here: outside, click ends a broken pipe with status 1
+            status = super().invoke(ctx)
         return 2 if ctx.meta.get(BAD_RUNS) else status
 
     def main(self, *args: Any, **extra: Any) -> Any:
