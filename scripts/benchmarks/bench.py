@@ -3,6 +3,7 @@
     python scripts/benchmarks/bench.py kernels    # TFLOP/s of all variants, PyTorch's backends, flash-attn if installed
     python scripts/benchmarks/bench.py training   # tokens/s of flashpoint's step and of a loop as nanoGPT has it
     python scripts/benchmarks/bench.py compile    # seconds to the first step, with empty and with warm caches
+    python scripts/benchmarks/bench.py users      # a step of Transformers' GPT-2 with what users put into it
     python scripts/benchmarks/bench.py all --out FOLDER
     python scripts/benchmarks/bench.py training --device cpu    # a tiny model, to see that it runs
 
@@ -22,11 +23,11 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import compilation, kernels, training
+from benchmarks import compilation, kernels, training, users
 from benchmarks.shapes import ATTENTION_SHAPES, AttentionShape, attention_shape, training_shape
 from flashpoint.errors import UserError, exit_in_one_line
 
-COMMANDS = ("kernels", "training", "compile")
+COMMANDS = ("kernels", "training", "compile", "users")
 KERNEL_SECONDS, LOOP_SECONDS = 0.3, 5.0
 
 
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> None:
     if "compile" in commands:
         shapes = [training_shape(word) for word in of_training or compilation.SHAPES[device.type]]
         compilation.measure(device, shapes, arguments.attention or compilation.ATTENTIONS, arguments.out)
+    if "users" in commands:
+        users.measure(device, arguments.seconds or LOOP_SECONDS, arguments.out)
 
 
 def _device(name: str, commands: tuple[str, ...]) -> torch.device:

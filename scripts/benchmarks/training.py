@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,9 +15,8 @@ from benchmarks.loops import flashpoint_loop, nanogpt_loop
 from benchmarks.rounds import ROUNDS, Times, interleaved, quartiles
 from benchmarks.shapes import TrainingShape, configured
 from benchmarks.shown import Report, heading
-from benchmarks.workers import Ready, Worker
+from benchmarks.workers import Ready, Worker, those_ready
 from flashpoint.cli.table import Cell, Table
-from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config
 
 SHAPES = {"cuda": ["ignite", "gpt2_124m:32"], "cpu": ["laptop"]}
@@ -133,7 +133,7 @@ def _taking_turns(
     measured: dict[str, Measured] = {}
     profiled: dict[str, dict[str, float]] = {}
     failures: list[str] = []
-    with Worker(PLAIN, nanogpt_loop, next(iter(configs.values())), device) as plain:
+    with Worker(PLAIN, partial(nanogpt_loop, next(iter(configs.values())), device), device) as plain:
         plain_ready = plain.ready()
         at_a_time = _places(device, plain_ready, len(configs))
         names = list(configs)
@@ -141,9 +141,10 @@ def _taking_turns(
             with contextlib.ExitStack() as held:
                 some = names[first : first + at_a_time]
                 started = [
-                    held.enter_context(Worker(name, flashpoint_loop, configs[name], device)) for name in some
+                    held.enter_context(Worker(name, partial(flashpoint_loop, configs[name], device), device))
+                    for name in some
                 ]  # they compile side by side
-                ready = _those_ready(started, failures)
+                ready = those_ready(started, failures)
                 loops = {PLAIN: plain, **{worker.name: worker for worker in ready}}
                 times = interleaved({name: worker.seconds for name, worker in loops.items()}, seconds)
                 for worker, state in ready.items():
@@ -162,15 +163,3 @@ def _places(device: torch.device, plain: Ready, wanted: int) -> int:
         return wanted
     free = torch.cuda.mem_get_info()[0] - plain.reserved  # which it gave back, and takes again for its turn
     return max(1, min(wanted, int(free / (plain.reserved * _MORE_THAN_PLAIN + _CONTEXT_BYTES))))
-
-
-def _those_ready(workers: Sequence[Worker], failures: list[str]) -> dict[Worker, Ready]:
-    """Return the workers whose loops run; of each other one a line goes to ``failures``."""
-    found = {}
-    for worker in workers:
-        try:
-            found[worker] = worker.ready()
-        except UserError as error:
-            failures.append(f"Not measured: {error}.")
-            notify(failures[-1])
-    return found

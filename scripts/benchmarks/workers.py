@@ -7,7 +7,7 @@ for its turn does nothing.
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -19,8 +19,7 @@ from torch import nn
 from benchmarks.kernel_groups import profiled
 from benchmarks.loops import Step
 from benchmarks.rounds import block, synchronize
-from flashpoint.errors import UserError, one_line
-from flashpoint.lab.config import Config
+from flashpoint.errors import UserError, notify, one_line
 
 _CONTEXT = multiprocessing.get_context("forkserver")
 """Loops are forks of a process that has made the slow imports, and nothing else: CUDA does not survive a fork. Their
@@ -30,7 +29,7 @@ WARM_UP_STEPS = 6
 """More than the trainer does before it records its step."""
 _PROFILE = "profile"
 
-Builder = Callable[[Config, torch.device], tuple[nn.Module, Step]]
+Builder = Callable[[], tuple[nn.Module, Step]]
 
 
 @dataclass(frozen=True)
@@ -46,13 +45,14 @@ class Worker:
     """A loop in a process of its own, which is started at once.
 
     Args:
-        build: returns the model and a step; it runs in the process.
+        build: returns the model and a step; it can be pickled, and runs in the process.
+        device: that of the step.
     """
 
-    def __init__(self, name: str, build: Builder, config: Config, device: torch.device) -> None:
+    def __init__(self, name: str, build: Builder, device: torch.device) -> None:
         self.name = name
         self._connection, theirs = _CONTEXT.Pipe()
-        self._process = _CONTEXT.Process(target=_serve, args=(theirs, build, config, device))
+        self._process = _CONTEXT.Process(target=_serve, args=(theirs, build, device))
         self._process.start()
         theirs.close()
 
@@ -96,9 +96,21 @@ class Worker:
             self._process.join()
 
 
-def _serve(connection: Connection, build: Builder, config: Config, device: torch.device) -> None:
+def those_ready(workers: Sequence[Worker], failures: list[str]) -> dict[Worker, Ready]:
+    """Return the workers whose loops run; of each other one a line goes to ``failures``."""
+    found = {}
+    for worker in workers:
+        try:
+            found[worker] = worker.ready()
+        except UserError as error:
+            failures.append(f"Not measured: {error}.")
+            notify(failures[-1])
+    return found
+
+
+def _serve(connection: Connection, build: Builder, device: torch.device) -> None:
     try:
-        model, step = build(config, device)
+        model, step = build()
         for _ in range(WARM_UP_STEPS):
             step()
         synchronize(device)
