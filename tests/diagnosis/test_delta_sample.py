@@ -74,7 +74,7 @@ def test_a_sample_has_the_errors_that_all_measures_have(heads_kv: int) -> None:
     function = planted(1e-3)
     every = measured(call, Results.kept(call), probe(function, call))
     anew = delta_sample(call, function).measures
-    assert set(anew) == {"row_sum_bias", "row_sum_noise", "row_sum_sum", "row_sum_bound"}
+    assert set(anew) == {"row_sum_bias", "row_sum_noise", "row_sum_sum", "row_sum_bound", "row_sum_rows"}
     assert all(torch.equal(of, every[name]) for name, of in anew.items())
 
 
@@ -91,7 +91,8 @@ def values(seed: int, sequences: int, *sources: str) -> dict[str, torch.Tensor]:
     """Errors of δ of 3 heads, without an attention."""
     generator = torch.Generator().manual_seed(seed)
     names = [f"{source}_{part}" for source in sources for part in ("bias", "noise", "sum", "bound")]
-    return {name: torch.randn(sequences, 3, dtype=torch.float64, generator=generator).abs() for name in names}
+    found = {name: torch.randn(sequences, 3, dtype=torch.float64, generator=generator).abs() for name in names}
+    return found | {f"{source}_rows": torch.full((sequences, 3), torch.inf).double() for source in sources}
 
 
 def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> None:
@@ -134,7 +135,8 @@ def test_as_many_sequences_as_are_needed_would_show_the_bias() -> None:
     noise = torch.randn(8, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     spreads = torch.tensor([5e-6, 1e-6, 1e-6], dtype=torch.float64)
     biases = noise / noise.std(0) * spreads
-    parts = {"bias": biases, "noise": biases, "sum": biases, "bound": torch.ones_like(biases)}
+    ones = torch.ones_like(biases)
+    parts = {"bias": biases, "noise": biases, "sum": biases, "bound": ones, "rows": torch.inf * ones}
     bias = DeltaBias.of({f"delta_{part}": of for part, of in parts.items()}, ("",) * 8)
     assert bias is not None
     for size in (1e-6, 1e-5):
@@ -150,6 +152,6 @@ def test_samples_of_several_steps_are_joined() -> None:
     both = joined_samples(parts)
     assert both.steps == (5, 5, 6)
     assert both.identities == ("a", "b", "a")
-    assert set(both.measures) == {"delta_bias", "delta_noise", "delta_sum", "delta_bound"}
+    assert set(both.measures) == {"delta_bias", "delta_noise", "delta_sum", "delta_bound", "delta_rows"}
     for name, of in both.measures.items():
         assert torch.equal(of, torch.cat([part.measures[name] for part in parts]))

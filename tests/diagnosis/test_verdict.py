@@ -397,6 +397,7 @@ def test_of_sequences_with_one_bound_the_bias_is_a_mean_with_its_standard_error(
     biases = torch.tensor([[1.0e-6, 3e-6], [2.0e-6, 3.01e-6], [6.0e-6, 2.99e-6]]).double()
     noises, bounds = (torch.full((3, 2), size).double() for size in (1e-4, 10.0))
     measures = {"delta_bias": biases, "delta_noise": noises, "delta_sum": 10 * biases, "delta_bound": bounds}
+    measures["delta_rows"] = torch.full((3, 2), 1e6).double()
     bias = DeltaBias.of(measures, ("",) * len(measures["delta_sum"]))
     assert bias is not None
     torch.testing.assert_close(bias.mean, torch.tensor([3e-6, 3e-6]).double())

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from torch import Tensor, nn
 
 from flashpoint.cli.main import main
-from flashpoint.diagnosis.delta_bias import IGNITED, delta_sample
+from flashpoint.diagnosis.delta_bias import IGNITED, DeltaBias, delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.diagnosis.verdict import diagnose
@@ -372,18 +372,21 @@ def test_a_compressed_file_is_read_like_another_and_its_damage_is_told(tmp_path:
         read_samples(tmp_path / "own", None, calls)
 
 
-def test_an_older_file_that_leaves_bounds_out_says_the_same(tmp_path: Path) -> None:
+@pytest.mark.parametrize("left_out", [("_rows",), ("_bound", "_rows")])
+def test_an_older_file_that_leaves_measures_out_says_the_same(left_out: tuple[str, ...], tmp_path: Path) -> None:
     loop(tmp_path, step=capturing(0, 6), steps=4, interval=500)
     calls, file = read_calls(tmp_path / "own"), tmp_path / "own/captures/step-0000000/delta.jsonl"
     whole = read_samples(tmp_path / "own", None, calls)
     older = lines(file.parent)
     for line in older:
-        line["measures"] = {name: of for name, of in line["measures"].items() if not name.endswith("_bound")}
+        line["measures"] = {name: of for name, of in line["measures"].items() if not name.endswith(left_out)}
     file.write_text("".join(json.dumps(line) + "\n" for line in older))
     for layer, sample in read_samples(tmp_path / "own", None, calls).items():
         assert sample.measures.keys() == whole[layer].measures.keys()
         for name, of in sample.measures.items():
-            torch.testing.assert_close(of, whole[layer].measures[name], rtol=1e-12, atol=0)
+            expected = torch.full_like(of, torch.inf) if name.endswith("_rows") else whole[layer].measures[name]
+            torch.testing.assert_close(of, expected, rtol=1e-12, atol=0)
+        assert not DeltaBias.of_samples([sample]).row_error.any()  # type: ignore[union-attr]
 
 
 def test_a_file_of_another_models_heads_is_refused(tmp_path: Path) -> None:

@@ -4,6 +4,16 @@ A sequence gives one error and one bound, because tokens of one sequence are not
 sequence: they give their mean. The bias is the ratio of the sums of errors and bounds
 (:func:`flashpoint.diagnosis.measures.of_errors`).
 
+A bias is sure if two tests of one level say so.
+
+- Student's t over sequences holds however rows of a sequence are correlated. A few sequences may be alike by luck.
+- Student's t over rows takes them as independent. The mean of rows that are correlated spreads more, so that this is a
+  floor: what independent rows make by chance is no bias, however much alike the sequences are. Where rows spread
+  against each other the test says less than it could.
+
+Each test has its own degrees of freedom: of many rows the spread is well known, of three sequences it is not. Both
+together err no more often than either.
+
 The bias of δ is small beside its noise, and shows in the mean of many sequences. So there are sequences of which no
 tensors are kept but a few numbers for each head, a :class:`DeltaSample`.
 """
@@ -103,6 +113,8 @@ class DeltaBias:
 
     Attributes:
         mean, error: Σ ε / Σ |dO||O| and its standard error over different sequences; the latter is NaN with one.
+        row_error: the standard error of the mean if errors of rows were independent; 0 where older files do not tell.
+        rows: as many of one size tell the mean as surely: (Σ |dO||O|)² / Σ (|dO||O|)² over different sequences.
         nats: Σ ε over all observed tokens, nats of the loss as backward was called on it: scaled by a GradScaler, or
             divided for gradient accumulation. Nothing is judged by it.
         noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
@@ -114,6 +126,8 @@ class DeltaBias:
 
     mean: Tensor
     error: Tensor
+    row_error: Tensor
+    rows: Tensor
     nats: Tensor
     noise: Tensor
     counts: Tensor
@@ -151,9 +165,20 @@ class DeltaBias:
         different = {name: averaged(values, identities) for name, values in joined.items()}
         some, counts = joined[source.bound.name] != 0, (different[source.bound.name] != 0).sum(0)
         steps = (step for sample in samples for step in sample.steps)
+        mean = of_errors(source, different)[source.bias.name]
+        squared_bounds = joined[source.bound.name].square() / joined[source.rows.name].clamp_min(1.0)
+        squared_errors = joined[source.noise.name].square() * squared_bounds
+        row_error, rows = _row_error(
+            mean,
+            different[source.bound.name].sum(0),
+            averaged(squared_errors, identities).sum(0),
+            averaged(squared_bounds, identities).sum(0),
+        )
         return cls(
-            mean=of_errors(source, different)[source.bias.name],
+            mean=mean,
             error=_standard_error(different[source.sum.name], different[source.bound.name], counts),
+            row_error=row_error,
+            rows=rows,
             nats=together[source.sum.name],
             noise=together[source.noise.name],
             counts=counts,
@@ -197,18 +222,24 @@ class DeltaBias:
 
     @property
     def smallest(self) -> Tensor:
-        """The smallest bias [H] that these sequences could have shown: Student's t, Bonferroni over heads."""
-        return self.error.clamp_min(1e-300) * self.error.new_tensor(
-            [standard_errors(count, len(self.mean)) for count in self.counts.tolist()]
-        )
+        """The smallest bias [H] that these sequences could have shown: Student's t over sequences and over rows,
+        Bonferroni over heads."""
+        return self._smallest_of(self.counts)
+
+    def _smallest_of(self, counts: Tensor) -> Tensor:
+        """Return the smallest bias [H] that so many sequences of each head [H] would show, like these."""
+        more = torch.where(self.counts > 0, counts / self.counts.clamp_min(1), 1.0).double()
+        of_sequences = self.error.new_tensor([standard_errors(one, len(self.mean)) for one in counts.tolist()])
+        rows = (self.rows * more).nan_to_num(0.0).clamp_max(_MOST).round().long()
+        of_rows = self.error.new_tensor([standard_errors(one, len(self.mean)) for one in rows.tolist()])
+        return torch.maximum(of_sequences * self.error.clamp_min(1e-300), of_rows * self.row_error) / more.sqrt()
 
     def needed(self, size: float) -> int:
         """Return how many different sequences would show a bias of a size in every head, if they spread as these
         do; their spread is finite."""
-        spread = float((self.error * self.counts.double().sqrt()).max())
 
         def overlooked(count: int) -> bool:
-            return count < _MOST and standard_errors(count, len(self.mean)) * spread / count**0.5 > size
+            return count < _MOST and bool((self._smallest_of(torch.full_like(self.counts, count)) > size).any())
 
         least, most = 1, 2  # least is too few
         while overlooked(most):
@@ -233,6 +264,23 @@ def _standard_error(sums: Tensor, bounds: Tensor, counts: Tensor) -> Tensor:
     total = bounds.sum(0).clamp_min(1e-300)
     left = (sums - sums.sum(0) / total * bounds).square().sum(0) * counts / (counts - 1.0).clamp_min(1.0)
     return torch.where(counts == 1, torch.nan, left.sqrt() / total)
+
+
+def _row_error(mean: Tensor, bound: Tensor, squared_errors: Tensor, squared_bounds: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the standard error of Σ ε / Σ |dO||O| over independent rows, and how many of one size tell it, [H] each.
+
+    Args:
+        mean: that ratio m.
+        bound: Σ |dO||O|.
+        squared_errors: Σ ε².
+        squared_bounds: Σ (|dO||O|)².
+
+    Of a row ε − m|dO||O| is left. If that has nothing to do with the row's size, its squares add up to
+    Σ ε² − m² Σ (|dO||O|)²; of rows of one size they do in any case.
+    """
+    share = squared_bounds / bound.square().clamp_min(1e-300)
+    left = (squared_errors - mean.square() * squared_bounds).clamp_min(0.0) / (1.0 - share).clamp_min(1e-9)
+    return left.sqrt() / bound.clamp_min(1e-300), 1.0 / share.clamp_min(1e-300)
 
 
 def ignited(size: float) -> str:

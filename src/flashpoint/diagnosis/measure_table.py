@@ -45,10 +45,11 @@ class DeltaErrorMeasures:
     noise: Measure
     sum: Measure
     bound: Measure
+    rows: Measure
 
     @property
-    def all(self) -> tuple[Measure, Measure, Measure, Measure]:
-        return self.bias, self.noise, self.sum, self.bound
+    def all(self) -> tuple[Measure, Measure, Measure, Measure, Measure]:
+        return self.bias, self.noise, self.sum, self.bound, self.rows
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -105,6 +106,12 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
         ),
         bound=measure(
             f"{source}_bound", "size of δ's terms", symbol="Σ|dO||O|", unit="nats", sentence="The unit of the bias."
+        ),
+        rows=measure(
+            f"{source}_rows",
+            "rows that tell δ's bias",
+            symbol="(Σ|dO||O|)² / Σ(|dO||O|)²",
+            sentence="How many rows of one size would tell the bias as surely.",
         ),
     )
 

@@ -135,23 +135,27 @@ def of_errors(source: table.DeltaErrorMeasures, measures: Measures) -> Measures:
     The bias is the ratio of the sums of ε and of bounds: a mean of ratios would count a sequence without loss as one
     without bias. The noise is the root mean square, for which sequences weigh by their squared bounds.
     """
-    noises, sums, bounds = (measures[one.name] for one in (source.noise, source.sum, source.bound))
+    noises, sums, bounds, rows = (measures[one.name] for one in (source.noise, source.sum, source.bound, source.rows))
     weights = bounds / bounds.square().sum(0).sqrt().clamp_min(1e-300)
     return {
         source.bias.name: sums.sum(0) / bounds.sum(0).clamp_min(1e-300),
         source.noise.name: (noises * weights).square().sum(0).sqrt(),
         source.sum.name: sums.sum(0),
         source.bound.name: bounds.sum(0),
+        source.rows.name: bounds.sum(0).square() / (bounds.square() / rows.clamp_min(1.0)).sum(0).clamp_min(1e-300),
     }
 
 
 def relative(source: table.DeltaErrorMeasures, error: Tensor, bound: Tensor) -> Measures:
-    """Return the bias and noise [H] of errors of δ [H, T] in the unit of each row's bound, and sums of both, nats."""
+    """Return what errors of δ [H, T] say beside each row's bound, [H] each: bias and noise in its unit, sums of both in
+    nats, and how many rows tell the bias."""
+    squares = bound.square().sum(-1).clamp_min(1e-300)
     return {
         source.bias.name: error.sum(-1) / bound.sum(-1).clamp_min(1e-300),
-        source.noise.name: (error.square().sum(-1) / bound.square().sum(-1).clamp_min(1e-300)).sqrt(),
+        source.noise.name: (error.square().sum(-1) / squares).sqrt(),
         source.sum.name: error.sum(-1),
         source.bound.name: bound.sum(-1),
+        source.rows.name: bound.sum(-1).square() / squares,
     }
 
 

@@ -121,8 +121,9 @@ class _Line(Kind):
         found = set(self.measures)
         sources = [source for source in SOURCES if source.bias.name in found]
         whole = {name for source in sources for name in source.names}
-        without_bounds = whole - {source.bound.name for source in sources}  # as older files are
-        if not sources or found not in (whole, without_bounds):
+        without_rows = whole - {source.rows.name for source in sources}  # as older files are
+        without_bounds = without_rows - {source.bound.name for source in sources}
+        if not sources or found not in (whole, without_rows, without_bounds):
             names, expected = ", ".join(self.measures), ", ".join(SOURCES[0].names)
             raise ValueError(f"measures: found {names}; expected {expected}, or others of δ's errors")
         shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
@@ -154,7 +155,7 @@ def read(path: Path) -> dict[int, DeltaSample]:
         measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
         count = len(next(iter(measures.values())))
         identities = line.identities or ("",) * count
-        sample = DeltaSample((line.step,) * count, identities, _with_bounds(measures))
+        sample = DeltaSample((line.step,) * count, identities, _as_today(measures))
         before = found.setdefault(line.layer, [])
         if before and before[0].heads != sample.heads:
             raise UserError(f"{path}:{number}: {sample.heads} heads, and {before[0].heads} before; {_REMEDY}")
@@ -166,11 +167,13 @@ def read(path: Path) -> dict[int, DeltaSample]:
     return {layer: joined_samples(samples) for layer, samples in found.items()}
 
 
-def _with_bounds(measures: Measures) -> Measures:
-    """Return measures with Σ |dO||O|, which older files leave out; 0 for a sequence that has no error either."""
+def _as_today(measures: Measures) -> Measures:
+    """Return measures with what older files leave out: Σ |dO||O|, which is 0 for a sequence that has no error either,
+    and how many rows tell, which nobody knows. Of infinitely many the error is 0, and sequences alone are judged by."""
     found = dict(measures)
     for source in SOURCES:
-        if source.sum.name in measures and source.bound.name not in measures:
+        if source.sum.name in measures:
             sums, biases = measures[source.sum.name], measures[source.bias.name]
-            found[source.bound.name] = torch.where(biases == 0, 0.0, sums / biases)
+            found.setdefault(source.bound.name, torch.where(biases == 0, 0.0, sums / biases))
+            found.setdefault(source.rows.name, torch.full_like(sums, torch.inf))
     return found
