@@ -276,7 +276,10 @@ def copy_run(source: Path, target: Path) -> None:
         (["replay=missing"], ["missing", "runs/NAME"]),
         (["train.device=cuda"], ["train.device=cuda", "cpu"]),
         (["attn="], ["attn=: give the name of one option", "flash_bf16"]),
-        (["attn=own"], ["attn/own", "choose one of fa4, flash_bf16", "FOLDER/attn/own.yaml, with --config-dir FOLDER"]),
+        (
+            ["attn=own"],
+            ["attn/own", "choose one of fa4, flash_attn", "FOLDER/attn/own.yaml, with --config-dir FOLDER"],
+        ),
         (["seed=1,2"], ["seed=1,2: several values are a sweep", "flashpoint train -m 'seed=1,2'"]),
         (["seed=range(2)"], ["seed=range(2): several values are a sweep", "flashpoint train -m 'seed=range(2)'"]),
         (["probes.attention=ties"], ["probes.attention=ties", "takes a list, each text, as probes.attention=[A,B]"]),

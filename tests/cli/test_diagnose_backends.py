@@ -23,6 +23,7 @@ from flashpoint.numerics.production import PRODUCTION, ProductionAttention
 
 BACKENDS = {"sdpa:math": SDPBackend.MATH, "sdpa:flash": SDPBackend.FLASH_ATTENTION}
 ERRORS = ("O error", "dQ error", "dK error", "dV error")
+OTHERS = ("flash_attn", "fa4", "xformers")
 SCALE = 0.3
 
 
@@ -83,7 +84,7 @@ def test_all_backends_stand_in_a_table_with_their_errors_against_fp64(
     tensors = capture(tmp_path, dtype, causal)
     told = diagnose(str(tmp_path), "--attention", "all")
     rows = {row["attention"]: row for row in told["tables"][0]["rows"]}
-    assert list(rows) == ["sdpa, as recorded", *BACKENDS, "sdpa:efficient", "sdpa:cudnn", "flex", "fa4"]
+    assert list(rows) == ["sdpa, as recorded", *BACKENDS, "sdpa:efficient", "sdpa:cudnn", "flex", *OTHERS]
     exact = results(tensors, causal, None)
     for name, backend in {**BACKENDS, "sdpa, as recorded": SDPBackend.FLASH_ATTENTION}.items():
         assert not rows[name]["why not"]
@@ -100,7 +101,7 @@ def test_all_backends_stand_in_a_table_with_their_errors_against_fp64(
     assert [rows[name]["deterministic"] for name in ("sdpa, as recorded", "sdpa:flash", "sdpa:cudnn")] == [
         "", "yes", "no",
     ]  # fmt: skip
-    assert told["heading"].startswith("2 of 6 backends ran; nothing was found.")
+    assert told["heading"].startswith("2 of 8 backends ran; nothing was found.")
 
 
 def test_people_see_what_ran_and_a_line_for_each_that_did_not(tmp_path: Path) -> None:
@@ -108,7 +109,12 @@ def test_people_see_what_ran_and_a_line_for_each_that_did_not(tmp_path: Path) ->
     result = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", "all", "--device", "cpu"])
     lines = result.stdout.splitlines()
     assert [line.split("|")[1].strip() for line in lines if line[:1] == "|"][2:] == list(BACKENDS)
-    assert [line.split(":")[0] for line in lines if line[:1] == "-"] == ["- sdpa", "- sdpa", "- flex", "- fa4"]
+    assert [line.split(":")[0] for line in lines if line[:1] == "-"] == [
+        "- sdpa",
+        "- sdpa",
+        "- flex",
+        *(f"- {name}" for name in OTHERS),
+    ]
 
 
 def test_what_is_found_in_a_backend_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +133,7 @@ def test_what_is_found_in_a_backend_is_told(tmp_path: Path, monkeypatch: pytest.
     told = diagnose(str(tmp_path), "--attention", "all")
     rows = {row["attention"]: row for row in told["tables"][0]["rows"]}
     assert rows["sdpa:math"]["findings"] == "dropped_tile"
-    assert told["heading"].startswith("2 of 6 backends ran; something was found in sdpa:math.")
+    assert told["heading"].startswith("2 of 8 backends ran; something was found in sdpa:math.")
     assert rows["flex"]["why not"] == "does not take bfloat16 of head size 16 on cpu: no kernel image"
 
 

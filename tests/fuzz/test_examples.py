@@ -13,7 +13,7 @@ from tests.fuzz.judge import laid_out, run
 ABOUT_SIZE = "the run needs at least "
 EXAMPLES: dict[str, str] = {
     "model=null": "model=null: give the name of one option: gpt2_124m, ignite, laptop",
-    "attn=null": "attn=null: give the name of one option: fa4, flash_bf16",
+    "attn=null": "attn=null: give the name of one option: fa4, flash_attn, flash_bf16",
     "experiment=null": "experiment=null: give the name of one option: demo_cpu",
     "attn=[flash_bf16,sdpa]": "attn=[flash_bf16,sdpa]: give the name of one option",
     "attn=../attn/sdpa": "attn=../attn/sdpa: give the name of one option",

@@ -68,5 +68,7 @@ def test_elsewhere_takes_the_formats_and_is_named() -> None:
         {"name": "flash_fp32", "out_unnormalized": {"bits": 1}, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS
     )
     assert unrounded.title == "flash_fp32 layers=[1] elsewhere=flash_bf16, Ō of 1 mantissa bit"
-    with pytest.raises(UserError, match=r"attn\.elsewhere=flash_b16: no such variant; choose one of fa4, flash_bf16"):
+    with pytest.raises(
+        UserError, match=r"attn\.elsewhere=flash_b16: no such variant; choose one of fa4, flash_attn, flash_bf16"
+    ):
         resolved({"name": "x", "layers": [1], "elsewhere": "flash_b16"}, VARIANTS)

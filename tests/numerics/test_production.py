@@ -7,13 +7,14 @@ from dataclasses import replace
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.production import PRODUCTION, make_ready, refuse_missing
+from flashpoint.numerics.production import PRODUCTION, _opaque, make_ready, refuse_missing
 from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases
@@ -168,9 +169,47 @@ def test_the_mean_is_of_the_heads_own_keys() -> None:
     assert center(k, "sequence").shape == (2, 3, 1, 16)
 
 
+def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
+    """A library with functions for each pass, as FlashAttention-4 and xformers have them: [B, T, H, d] and L."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale)
+        return out.transpose(1, 2).contiguous(), q.new_zeros(q.shape[:3], dtype=torch.float32)
+
+    def backward(
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert lse.shape == (out.shape[0], out.shape[2], out.shape[1])
+        q, k, v, out, grad = (x.transpose(1, 2) for x in (q, k, v, out, grad))
+        scores = q @ k.mT * scale + torch.full((q.shape[2],) * 2, -math.inf).triu(1)
+        probs = scores.softmax(-1)
+        grad_scores = probs * (grad @ v.mT - (grad * out).sum(-1, keepdim=True)) * scale
+        grad_q, grad_k, grad_v = grad_scores @ k, grad_scores.mT @ q, probs.mT @ grad
+        return tuple(x.transpose(1, 2).contiguous() for x in (grad_q, grad_k, grad_v))  # type: ignore[return-value]
+
+    attend = _opaque("of_a_test", forward, backward)
+    *given, grad_out = inputs()
+    wanted = [x.float().requires_grad_() for x in given]
+    out = F.scaled_dot_product_attention(*wanted, is_causal=True, scale=0.3)
+    expected = [out, *torch.autograd.grad(out, wanted, grad_out.float())]
+    torch._dynamo.reset()
+    for call in (attend, torch.compile(attend, fullgraph=True, backend="aot_eager")):
+        found = [x.float().requires_grad_() for x in given]
+        out = call(*found, True, 0.3)
+        for one, other in zip((out, *torch.autograd.grad(out, found, grad_out.float())), expected, strict=True):
+            torch.testing.assert_close(one, other)
+
+
 @pytest.mark.parametrize(
     ("kernel", "deterministic", "names"),
-    [("flex", True, "GPU"), ("fa4", True, "flash-attn-4"), ("sdpa_cudnn", False, "GPU")],
+    [
+        ("flex", True, "GPU"),
+        ("fa4", True, "flash-attn-4"),
+        ("flash_attn", True, "flash-attn"),
+        ("xformers", True, "xformers"),
+        ("sdpa_cudnn", False, "GPU"),
+    ],
 )
 def test_what_cannot_run_here_is_refused(kernel: str, deterministic: bool, names: str) -> None:
     with pytest.raises(UserError, match=names):

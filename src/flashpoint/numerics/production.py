@@ -1,4 +1,4 @@
-"""Attentions that people train with: PyTorch's backends, FlexAttention, FlashAttention-4, behind one call.
+"""Attentions that people train with: those of PyTorch, flash-attn, FlashAttention-4 and xformers, behind one call.
 
 Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d features per head.
 """
@@ -49,8 +49,7 @@ def _sdpa(backend: SDPBackend | None) -> Call:
         grouped = q.shape[1] != k.shape[1]
         if backend is None:
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-        if grouped:  # not every backend takes fewer heads of keys
-            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        k, v = (_each_head(q, x) for x in (k, v))  # not every backend takes fewer heads of keys
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
 
@@ -100,29 +99,77 @@ def _compiled_flex() -> Any:
     return torch.compile(flex_attention, fullgraph=True)
 
 
-def _fa4(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    out: Tensor = _fa4_fwd(*(x.transpose(1, 2) for x in (q, k, v)), is_causal, scale)[0]
-    return out.transpose(1, 2)
+Forward = Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
+"""q, k, v [B, T, H, d], whether it is causal, and α, to O [B, T, H, d] and L [B, H, T] float32."""
+Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor, Tensor]]
+"""dO, q, k, v, O, L, whether it is causal, and α, to dQ, dK, dV."""
 
 
-@torch.library.custom_op("flashpoint::fa4_fwd", mutates_args=())
-def _fa4_fwd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    """FlashAttention-4's forward pass as one node of a graph: its own function cannot be traced. [B, T, H, d] each."""
+def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
+    """Return a library's attention that no compiler can trace as one node of a graph for each pass."""
+
+    @torch.library.custom_op(f"flashpoint::{name}_fwd", mutates_args=())
+    def fwd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+        q, k, v = (x.contiguous() for x in (q, k, v))
+        return forward(q, k, v, is_causal, scale)
+
+    @fwd.register_fake
+    def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+        B, T, H, _ = q.shape
+        return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
+
+    @torch.library.custom_op(f"flashpoint::{name}_bwd", mutates_args=())
+    def bwd(
+        grad_out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
+        return backward(grad_out, q, k, v, out, logsumexp, is_causal, scale)
+
+    @bwd.register_fake
+    def _(
+        grad_out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        return grad_q, grad_k, grad_v
+
+    def saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        q, k, v, ctx.is_causal, ctx.scale = inputs
+        ctx.save_for_backward(q, k, v, *output)
+
+    def gradients(ctx: Any, grad_out: Tensor, _grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
+        return (*bwd(grad_out, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
+
+    fwd.register_autograd(gradients, setup_context=saved)
+
+    def call(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+        out: Tensor = fwd(*(x.transpose(1, 2) for x in (q, k, v)), is_causal, scale)[0]
+        return out.transpose(1, 2)
+
+    return call
+
+
+def _fa4_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_fwd
 
-    q, k, v = (x.contiguous() for x in (q, k, v))
     out, logsumexp, *_ = _flash_attn_fwd(q, k, v, softmax_scale=scale, causal=is_causal, return_lse=True)
     return out, logsumexp
 
 
-@_fa4_fwd.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-    B, T, H, _ = q.shape
-    return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
-
-
-@torch.library.custom_op("flashpoint::fa4_bwd", mutates_args=())
-def _fa4_bwd(
+def _fa4_backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -134,13 +181,19 @@ def _fa4_bwd(
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
     grads = _flash_attn_bwd(q, k, v, out, grad_out, logsumexp, scale, is_causal, deterministic=True)
     return grads[0], grads[1], grads[2]
 
 
-@_fa4_bwd.register_fake
-def _(
+def _xformers_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention_forward_requires_grad
+
+    bias = LowerTriangularMask() if is_causal else None
+    out, logsumexp = memory_efficient_attention_forward_requires_grad(q, k, v, bias, scale=scale)
+    return out, logsumexp[..., : q.shape[1]].contiguous()  # its CUTLASS kernel pads it
+
+
+def _xformers_backward(
     grad_out: Tensor,
     q: Tensor,
     k: Tensor,
@@ -150,20 +203,32 @@ def _(
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-    return grad_q, grad_k, grad_v
+    from xformers.ops import LowerTriangularMask, memory_efficient_attention_backward
+
+    bias = LowerTriangularMask() if is_causal else None
+    grads = memory_efficient_attention_backward(grad_out, out, logsumexp, q, k, v, bias, scale=scale)
+    return grads[0], grads[1], grads[2]
 
 
-def _fa4_saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, ctx.is_causal, ctx.scale = inputs
-    ctx.save_for_backward(q, k, v, *output)
+_xformers_opaque = _opaque("xformers", _xformers_forward, _xformers_backward)
 
 
-def _fa4_gradients(ctx: Any, grad_out: Tensor, _grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-    return (*_fa4_bwd(grad_out, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
+def _xformers(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    return _xformers_opaque(q, _each_head(q, k), _each_head(q, v), is_causal, scale)
 
 
-_fa4_fwd.register_autograd(_fa4_gradients, setup_context=_fa4_saved)
+def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    from flash_attn import flash_attn_func
+
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out: Tensor = flash_attn_func(q, k, v, softmax_scale=scale, causal=is_causal, deterministic=True)
+    return out.transpose(1, 2)
+
+
+def _each_head(q: Tensor, x: Tensor) -> Tensor:
+    """Return keys or values [B, H, T, d] of as many heads as the queries have."""
+    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+
 
 PRODUCTION: dict[str, ProductionAttention] = {
     "sdpa": ProductionAttention(_sdpa(None), takes_mask=True),
@@ -174,7 +239,9 @@ PRODUCTION: dict[str, ProductionAttention] = {
         _sdpa(SDPBackend.CUDNN_ATTENTION), deterministic=False, needs_gpu=True, takes_mask=True
     ),
     "flex": ProductionAttention(_flex, needs_gpu=True),
-    "fa4": ProductionAttention(_fa4, package="flash-attn-4", needs_gpu=True),
+    "flash_attn": ProductionAttention(_flash_attn, package="flash-attn", needs_gpu=True),
+    "fa4": ProductionAttention(_opaque("fa4", _fa4_forward, _fa4_backward), package="flash-attn-4", needs_gpu=True),
+    "xformers": ProductionAttention(_xformers, package="xformers", needs_gpu=True),
 }
 """By the name that ``attn.kernel`` and the YAML files of ``configs/attn`` have. ``sdpa`` lets PyTorch choose."""
 

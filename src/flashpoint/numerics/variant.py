@@ -55,7 +55,18 @@ class AttentionVariant:
 
     name: str = "custom"
 
-    kernel: Literal["flash", "sdpa", "sdpa_flash", "sdpa_cudnn", "sdpa_efficient", "sdpa_math", "flex", "fa4"] = "flash"
+    kernel: Literal[
+        "flash",
+        "sdpa",
+        "sdpa_flash",
+        "sdpa_cudnn",
+        "sdpa_efficient",
+        "sdpa_math",
+        "flex",
+        "flash_attn",
+        "fa4",
+        "xformers",
+    ] = "flash"
     """``flash`` makes every choice below. The others are production attentions
     (:mod:`flashpoint.numerics.production`), and make those of the next paragraph alone."""
 

@@ -32,7 +32,9 @@ _VARIANTS = {
     "sdpa_efficient": "#a55194",
     "sdpa_cudnn": "#6b6ecf",
     "flex": "#17becf",
+    "flash_attn": "#b5651d",
     "fa4": "#bcbd22",
+    "xformers": "#5254a3",
 }
 """Those of ``configs/attn/``. The first six are the README's, and told apart by colour-blind readers, too: Okabe & Ito
 (2008), warm where a loss explodes, cold where it holds."""
