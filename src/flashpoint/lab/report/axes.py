@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,25 +32,24 @@ def literal(name: str) -> str:
     return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
 
 
-def set_log_scale(panel: Axes, *others: Axes) -> None:
-    """Logarithmic, unless no line in it, or in others that will have its axis, has a positive value: such an axis
-    cannot be drawn."""
-    if any((of_line > 0).any() for one in (panel, *others) for of_line in _curves(one)):
-        panel.set_yscale("log")
-
-
-def set_symlog_scale(panel: Axes, *others: Axes) -> None:
-    """Linear up to the median of the curves' largest sizes and logarithmic beyond, if one is over ten times the median:
-    it leaves the others their room. Curves that are 0 do not count, and those of other panels that will have its axis
-    do."""
-    sizes = [np.abs(of_line).max(initial=0) for one in (panel, *others) for of_line in _curves(one)]
-    sizes = [size for size in sizes if size]
-    if sizes and max(sizes) > 10 * np.median(sizes):
-        panel.set_yscale("symlog", linthresh=np.median(sizes))
-
-
-def _curves(panel: Axes) -> list[NDArray[np.float64]]:
-    """Return the finite values of each curve; the line of an onset is none."""
-    lines = [line for line in panel.lines if line.get_transform() == panel.transData]
+def set_log_scale(panel: Axes) -> None:
+    """Logarithmic, unless :func:`log_scale` says otherwise."""
+    lines = [line for line in panel.lines if line.get_transform() == panel.transData]  # that of an onset is none
     values = [np.asarray(line.get_ydata(orig=False), np.float64) for line in lines]
-    return [of_line[np.isfinite(of_line)] for of_line in values]
+    if options := log_scale([of_line[np.isfinite(of_line)] for of_line in values]):
+        panel.set_yscale(**options)
+
+
+def log_scale(curves: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
+    """Return the options of a logarithmic axis for the finite values of curves. There are none, which is linear, if no
+    value is positive: such an axis cannot be drawn."""
+    return {"value": "log"} if any((of_line > 0).any() for of_line in curves) else {}
+
+
+def symlog_scale(curves: Sequence[NDArray[np.float64]]) -> dict[str, Any]:
+    """Return the options of an axis that is linear up to the median of the curves' largest sizes and logarithmic
+    beyond, if one is over ten times the median: it leaves the others their room. Curves that are 0 do not count."""
+    sizes = [size for of_line in curves if (size := np.abs(of_line).max(initial=0))]
+    if sizes and max(sizes) > 10 * np.median(sizes):
+        return {"value": "symlog", "linthresh": np.median(sizes)}
+    return {}

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
@@ -13,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.lab.report.axes import literal, set_log_scale, set_symlog_scale
+from flashpoint.lab.report.axes import literal, log_scale, symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
-from flashpoint.lab.report.panel_grid import COLOUR_BAR, PanelGrid, panel_grid
+from flashpoint.lab.report.panel_grid import Cells, PanelGrid, Plot, Scale, panel_grid
 from flashpoint.runs.metric_table import (
     DELTA_ERROR_CUMULATIVE,
     GRAD_NORM,
@@ -30,9 +31,7 @@ from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run, called
 
 if TYPE_CHECKING:
-    from matplotlib.artist import Artist
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
 
 _MARKERS = "os^Dv*PX"
@@ -58,33 +57,29 @@ def _lines_of(shown: Iterable[Run], runs: Sequence[Run]) -> int:
     return max(_heading(run, runs).count("\n") + 1 for run in shown)
 
 
-def draw_losses(runs: Sequence[Run]) -> Figure | None:
+def draw_losses(runs: Sequence[Run]) -> PanelGrid:
     """Draw training loss and gradient norm of all runs over one another."""
     grid = panel_grid(2, 1, height=2.4, title_lines=0)
-    axes = grid.panels
+    losses, norms = grid.rows
     windows = set[int]()
     for number, run in enumerate(runs):
-        line: dict[str, Any] = {"color": _colour(run, runs)}
+        line_colour = _colour(run, runs)
         if smoothed := run.smoothed(LOSS.name):
             windows.add(smoothed.steps)
-            label = _heading(run, runs)
             series = thinned(smoothed.series)
-            axes[0, 0].plot(*series, **line, **_marks(number, runs, series), label=label)
+            losses.plots[0].draw(series, color=line_colour, **_marks(number, runs, series), label=_heading(run, runs))
         if GRAD_NORM.name in run.columns:
             series = thinned(run.columns[GRAD_NORM.name])
-            axes[1, 0].plot(*series, **line, **_marks(number, runs, series), linewidth=0.7, alpha=0.8)
-        for panel in axes[:, 0]:
-            _mark_onset(panel, run, line["color"])
+            marks = _marks(number, runs, series)
+            norms.plots[0].draw(series, color=line_colour, **marks, linewidth=0.7, alpha=0.8)
+        for row in grid.rows:
+            _mark_onset(row.plots[0], run, line_colour)
     mean = " or ".join(f"{steps}" for steps in sorted(windows))
-    axes[0, 0].set_ylabel(f"{LOSS.axis},\nmean of {mean} steps" if windows else LOSS.axis)
-    axes[1, 0].set_ylabel(GRAD_NORM.axis)
-    set_log_scale(axes[1, 0])
+    losses.label = f"{LOSS.axis},\nmean of {mean} steps" if windows else LOSS.axis
+    norms.label, norms.scale = GRAD_NORM.axis, log_scale
     longest = max((len(line) for run in runs for line in _heading(run, runs).splitlines()), default=0)
-    axes[0, 0].tick_params(labelbottom=False)
-    axes[1, 0].set_xlabel("optimiser step")
-    grid.share_steps()
-    _name_below(grid, axes[:1, 0], columns=2 if longest <= _IN_HALF_A_LINE else 1)  # one too wide is cut off
-    return _finished(grid)
+    # one too wide is cut off
+    return _named_below(grid, losses.plots, columns=2 if longest <= _IN_HALF_A_LINE else 1)
 
 
 def thinned(series: Series) -> Series:
@@ -111,20 +106,19 @@ def _colour(run: Run, runs: Sequence[Run]) -> str:
     return colour(run.variant if run.attention.injected or len(alike) > 1 else file)
 
 
-def _name_below(grid: PanelGrid, panels: Iterable[Axes], columns: int) -> None:
-    """Name the curves of the panels once, below all of them, where no name lies on a curve."""
-    named: dict[str, Artist] = {}
-    for panel in panels:
-        for handle, label in zip(*panel.get_legend_handles_labels(), strict=True):
-            named.setdefault(str(label), handle)
-    if not named:
-        return
-    names, handles = list(named), list(named.values())
-    grid.figure.legend(handles, names, frameon=False, fontsize=9, ncols=columns, loc="lower left")
+def _named_below(grid: PanelGrid, plots: Iterable[Plot], columns: int) -> PanelGrid:
+    """Draw the panels, and name the curves of these ones once, below all, where no name lies on a curve."""
+    named: dict[str, Line2D] = {}
+    for curve in itertools.chain.from_iterable(plot.curves for plot in plots):
+        named.setdefault(str(curve.get_label()), curve)
+    names = [name for name in named if not name.startswith("_")]
+    if names:
+        handles = [named[name] for name in names]
+        grid.figure.legend(handles, names, frameon=False, fontsize=9, ncols=columns, loc="lower left")
     # filled column by column: a row is as high as its highest name
     rows = math.ceil(len(names) / columns)
     lines = sum(max(name.count("\n") + 1 for name in names[row::rows]) for row in range(rows))
-    grid.place(foot=_LINE * (lines + 1))
+    return grid.finished(foot=_LINE * (lines + 1) if names else 0.0)
 
 
 def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
@@ -136,41 +130,41 @@ def _marks(number: int, runs: Sequence[Run], series: Series) -> dict[str, Any]:
     return {"marker": _MARKERS[number % len(_MARKERS)], "markersize": 5, "markevery": (first, every)}
 
 
-def draw_layers(runs: Sequence[Run]) -> Figure | None:
+def draw_layers(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the largest W_Q spectral norm of each layer."""
 
-    return _by_layer(runs, W_Q_NORM, f"{W_Q_NORM.axis}, largest head", lambda norms: norms.max(1), scale=set_log_scale)
+    return _by_layer(runs, W_Q_NORM, f"{W_Q_NORM.axis}, largest head", lambda norms: norms.max(1), scale=log_scale)
 
 
-def draw_bias(runs: Sequence[Run]) -> Figure | None:
+def draw_bias(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the bias of δ against the exact row sum by layer, in the unit |dO|·|O| of injected errors, summed over the
     steps."""
     bias = ROW_SUM.bias
     axis = f"cumulative {bias.label}, in {bias.unit}"
-    return _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1), scale=set_symlog_scale)
+    return _by_layer(runs, bias, axis, lambda biases: biases.mean(1).cumsum(1), scale=symlog_scale)
 
 
-def draw_heads(runs: Sequence[Run]) -> Figure | None:
+def draw_heads(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the W_Q spectral norm of each head of the hottest layer."""
-    return _heads_of_hottest(runs, W_Q_NORM, scale=set_log_scale)
+    return _heads_of_hottest(runs, W_Q_NORM, scale=log_scale)
 
 
-def draw_cumulative(runs: Sequence[Run]) -> Figure | None:
+def draw_cumulative(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw Σ (δ_lp − δ_hp), summed over the observed steps."""
     return _heads_of_hottest(runs, DELTA_ERROR_CUMULATIVE)
 
 
-def draw_scores(runs: Sequence[Run]) -> Figure | None:
+def draw_scores(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the mean |S| of each head of the hottest layer."""
-    return _heads_of_hottest(runs, SCORE_MEAN, scale=set_log_scale)
+    return _heads_of_hottest(runs, SCORE_MEAN, scale=log_scale)
 
 
-def draw_max_logits(runs: Sequence[Run]) -> Figure | None:
+def draw_max_logits(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the largest |S| of each head of the hottest layer."""
-    return _heads_of_hottest(runs, MAX_LOGIT, scale=set_log_scale)
+    return _heads_of_hottest(runs, MAX_LOGIT, scale=log_scale)
 
 
-def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
+def draw_heat_map(runs: Sequence[Run]) -> PanelGrid | None:
     """Draw the W_Q spectral norm of every head over steps."""
     from matplotlib.colors import LogNorm
 
@@ -180,28 +174,19 @@ def draw_heat_map(runs: Sequence[Run]) -> Figure | None:
     lines = _lines_of((run for run, _ in measured), runs)
     grid = panel_grid(1, len(measured), height=2.6, title_lines=lines, between=0.75, right=1.35)
     largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
-    for panel, (run, (steps, norms)) in zip(grid.panels[0], measured, strict=True):
-        rows = norms.reshape(-1, norms.shape[-1])
-        image = panel.pcolormesh(
-            steps, np.arange(1, len(rows) + 1), np.maximum(rows, 0.1), norm=LogNorm(0.3, largest),
-            cmap="magma", shading="nearest", rasterized=True,
-        )  # fmt: skip
-        heads = norms.shape[1]
-        panel.set_yticks(np.arange(len(norms)) * heads + (heads + 1) / 2, [f"layer {i + 1}" for i in range(len(norms))])
-        panel.invert_yaxis()
-        _entitle(panel, _heading(run, runs))
-        panel.set_xlabel("optimiser step")
-        _mark_onset(panel, run, "white")
-    grid.share_steps()
-    top, bottom = grid.panels[0, 0].get_position(), grid.panels[0, -1].get_position()
-    left = 1 - 1.2 / grid.figure.get_figwidth()
-    place = (left, bottom.y0, 0.15 / grid.figure.get_figwidth(), top.y1 - bottom.y0)
-    bar = grid.figure.add_axes(place, label=COLOUR_BAR)
-    grid.figure.colorbar(image, cax=bar, label=W_Q_NORM.axis)
-    return grid.figure
+    colours = LogNorm(0.3, largest)
+    grid.rows[0].label = W_Q_NORM.axis
+    for plot, (run, (steps, norms)) in zip(grid.rows[0].plots, measured, strict=True):
+        n_layer, n_head, _ = norms.shape
+        names = [(layer * n_head + (n_head + 1) / 2, f"layer {layer + 1}") for layer in range(n_layer)]
+        rows = np.maximum(norms.reshape(n_layer * n_head, -1), 0.1)
+        plot.cells = Cells(steps, rows, names, colours, "magma")
+        plot.title = _heading(run, runs)
+        _mark_onset(plot, run, "white")
+    return grid.finished()
 
 
-def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric | None = None) -> Figure | None:
+def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric | None = None) -> PanelGrid | None:
     """Draw the hottest layer's heads: a row of panels for each metric that a run has measured, and a column for each
     run.
 
@@ -212,21 +197,15 @@ def draw_metrics(runs: Sequence[Run], metrics: Sequence[Metric], share: Metric |
         return None
     metrics = [metric for metric in metrics if any(run.by_head(metric.name) for run in measured)]
     grid = panel_grid(len(metrics), len(measured), height=2.1, title_lines=_lines_of(measured, runs) + 1)
-    for column, run in enumerate(measured):
-        for row, metric in enumerate(metrics):
-            panel = grid.panels[row, column]
+    for number, run in enumerate(measured):
+        for row, metric in zip(grid.rows, metrics, strict=True):
+            plot = row.plots[number]
             if series := run.by_head(metric.name):
                 shares = run.by_head(share.name) if share and metric != share else None
-                _draw_heads(panel, _where_some(shares, series), runs[0])
-            _mark_onset(panel, run, "black")
-            _entitle(panel, f"{_heading(run, runs)}\n{metric.axis}" if row == 0 else metric.axis)
-            if row == len(metrics) - 1:
-                panel.set_xlabel("optimiser step")
-            elif column == 0:  # the others have no numbers of their own
-                panel.tick_params(labelbottom=False)
-    grid.share_axes()
-    _name_below(grid, grid.panels.flat, _NAMES_IN_A_LINE)
-    return _finished(grid)
+                _draw_heads(plot, _where_some(shares, series), runs[0])
+            _mark_onset(plot, run, "black")
+            plot.title = f"{_heading(run, runs)}\n{metric.axis}" if row is grid.rows[0] else metric.axis
+    return _named_below(grid, (plot for row in grid.rows for plot in row.plots), _NAMES_IN_A_LINE)
 
 
 def _where_some(shares: Series | None, series: Series) -> Series:
@@ -237,30 +216,18 @@ def _where_some(shares: Series | None, series: Series) -> Series:
     return steps, np.where(shares[1] > 0, values, np.nan)
 
 
-def _entitle(panel: Axes, title: str) -> None:
-    panel.set_title(title, fontsize=9, y=1.0)  # a place of its own would be looked for anew at each drawing
-
-
-def _finished(grid: PanelGrid) -> Figure:
-    for panel in grid.panels.flat:
-        if panel.axison:
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
-    return grid.figure
-
-
-def _mark_onset(panel: Axes, run: Run, line_colour: str) -> None:
+def _mark_onset(plot: Plot, run: Run, line_colour: str) -> None:
     if run.onset is not None:
-        panel.axvline(run.onset, color=line_colour, linestyle="--", linewidth=1)
+        plot.marks.append((run.onset, line_colour))
 
 
 def _side_by_side(
     runs: Sequence[Run],
     metric: Metric,
     axis: str,
-    draw: Callable[[Axes, Run, Series], None],
+    draw: Callable[[Plot, Run, Series], None],
     *,
-    scale: Callable[..., None] | None = None,
+    scale: Scale | None = None,
     below: float = 0.0,
 ) -> PanelGrid | None:
     measured = [(run, series) for run in runs if (series := run.by_head(metric.name))]
@@ -268,16 +235,11 @@ def _side_by_side(
         return None
     lines = _lines_of((run for run, _ in measured), runs)
     grid = panel_grid(1, len(measured), height=2.4, title_lines=lines, below=below)
-    for number, (panel, (run, series)) in enumerate(zip(grid.panels[0], measured, strict=True)):
-        draw(panel, run, series)
-        _entitle(panel, _heading(run, runs))
-        _mark_onset(panel, run, "black")
-        panel.set_xlabel("optimiser step")
-        if number % grid.columns == 0:
-            panel.set_ylabel(axis)
-    if scale:
-        scale(*grid.panels[0])
-    grid.share_axes()
+    grid.rows[0].label, grid.rows[0].scale = axis, scale
+    for plot, (run, series) in zip(grid.rows[0].plots, measured, strict=True):
+        draw(plot, run, series)
+        plot.title = _heading(run, runs)
+        _mark_onset(plot, run, "black")
     return grid
 
 
@@ -287,31 +249,22 @@ def _by_layer(
     axis: str,
     of_layers: Callable[[NDArray[np.float64]], NDArray[np.float64]],
     *,
-    scale: Callable[..., None],
-) -> Figure | None:
+    scale: Scale,
+) -> PanelGrid | None:
     """``of_layers`` makes of values [n_layer, n_head, n] one curve a layer, [n_layer, n]."""
 
-    def draw(panel: Axes, run: Run, series: Series) -> None:
+    def draw(plot: Plot, run: Run, series: Series) -> None:
         steps, values = series
         for layer, of_layer in enumerate(of_layers(values), 1):
             look = layer_look(layer, len(values), hottest=layer == run.hottest_layer)
-            panel.plot(steps, of_layer, **_named_to_its_end(f"layer {layer}", (steps, of_layer)), **look)
-        # below the panel: twelve names in it would lie on curves
-        panel.legend(
-            frameon=False,
-            fontsize=7,
-            ncols=_NAMES_IN_A_LINE,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0.0),
-            borderaxespad=5.5,
-            columnspacing=1.0,
-            handlelength=1.8,
-        )
+            named = _named_to_its_end(f"layer {layer}", (steps, of_layer))
+            plot.draw((steps, of_layer), **named, **look)
+        plot.names_below = _NAMES_IN_A_LINE  # twelve names in the panel would lie on curves
 
     layers = max((len(series[1]) for run in runs if (series := run.by_head(metric.name))), default=0)
     below = _LINE * (1 + math.ceil(layers / _NAMES_IN_A_LINE))
     grid = _side_by_side(runs, metric, axis, draw, scale=scale, below=below)
-    return _finished(grid) if grid else None
+    return grid.finished() if grid else None
 
 
 def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
@@ -327,7 +280,7 @@ def _named_to_its_end(name: str, series: Series) -> dict[str, Any]:
     return {"label": f"{name}, to {steps[last]:,}", **cross}
 
 
-def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
+def _draw_heads(plot: Plot, series: Series, first: Run) -> None:
     """Draw the heads of the first run's hottest layer; a head has the same colour in every run."""
     steps, values = series
     layer = first.hottest_layer
@@ -342,7 +295,7 @@ def _draw_heads(panel: Axes, series: Series, first: Run) -> None:
             others = True
         # a value alone, or between two that are missing, has no line
         alone = "." if len(steps) == 1 or np.isnan(of_head).any() else None
-        panel.plot(steps, of_head, linewidth=1.2, marker=alone, **look)
+        plot.draw((steps, of_head), linewidth=1.2, marker=alone, **look)
 
 
 def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
@@ -358,14 +311,9 @@ def _colours_of_heads(run: Run, n_head: int) -> dict[int, str]:
     return {int(head) + 1: to_hex(tone) for head, tone in zip(heads, color_sequences["petroff8"], strict=False)}
 
 
-def _heads_of_hottest(
-    runs: Sequence[Run], metric: Metric, *, scale: Callable[..., None] | None = None
-) -> Figure | None:
-    def draw(panel: Axes, _run: Run, series: Series) -> None:
-        _draw_heads(panel, series, runs[0])
+def _heads_of_hottest(runs: Sequence[Run], metric: Metric, *, scale: Scale | None = None) -> PanelGrid | None:
+    def draw(plot: Plot, _run: Run, series: Series) -> None:
+        _draw_heads(plot, series, runs[0])
 
     grid = _side_by_side(runs, metric, metric.axis, draw, scale=scale)
-    if grid is None:
-        return None
-    _name_below(grid, grid.panels.flat, _NAMES_IN_A_LINE)
-    return _finished(grid)
+    return _named_below(grid, grid.rows[0].plots, _NAMES_IN_A_LINE) if grid else None

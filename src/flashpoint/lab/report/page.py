@@ -7,13 +7,15 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
+
+import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
 from flashpoint.lab.report.html_text import html_text
 from flashpoint.lab.report.localization_sections import localization_sections
-from flashpoint.lab.report.panel_grid import columns_of
+from flashpoint.lab.report.panel_grid import PanelGrid
 from flashpoint.lab.report.panels import PANELS, Panel
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.variant import ROUNDING_POINTS
@@ -21,9 +23,6 @@ from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run, called
 from flashpoint.runs.subfolders import ReportFolder
 from flashpoint_kernels.codes import BF16_BITS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 DIFFERENT = "different"
 UNKNOWN = "unknown"
@@ -110,14 +109,19 @@ def page(runs: Sequence[Run], reload_seconds: float | None = None) -> str:
 def _images(runs: Sequence[Run]) -> dict[Panel, Image]:
     """Return the PNG files of the panels that these runs have measured."""
     drawn = ((panel, panel.draw(runs)) for panel in PANELS)
-    return {panel: _image(figure) for panel, figure in drawn if figure is not None}
+    return {panel: _image(grid) for panel, grid in drawn if grid is not None}
 
 
-def _image(figure: Figure) -> Image:
+def _image(grid: PanelGrid) -> Image:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg  # matplotlib takes half a second to import
+    from PIL import Image as Picture
+
+    canvas = FigureCanvasAgg(grid.figure)
+    canvas.draw()
     buffer = io.BytesIO()
-    # curves hardly shrink by more effort, of which the library's default takes twice the time
-    figure.savefig(buffer, format="png", pil_kwargs={"compress_level": 1})
-    return Image(buffer.getvalue(), columns_of(figure))
+    # curves hardly shrink by more effort, of which the library's default takes twice the time; nothing is transparent
+    Picture.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(buffer, "png", compress_level=1)
+    return Image(buffer.getvalue(), grid.columns)
 
 
 def _section(panel: Panel, image: Image, *, with_files: bool) -> str:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from flashpoint.lab.report import figures
+from flashpoint.lab.report.panel_grid import PanelGrid
 from flashpoint.runs.metric_table import (
     OUT_BIAS_LARGEST,
     ROW_SUM_ABS_MEAN,
@@ -26,9 +26,6 @@ from flashpoint.runs.metric_table import (
 )
 from flashpoint.runs.run import Run
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 
 @dataclass(frozen=True)
 class Panel:
@@ -41,7 +38,7 @@ class Panel:
     """What is drawn, and how to read it. It explains its symbols: the page stands alone."""
     paper: str
     """What Qiu & Yao say of it."""
-    draw: Callable[[Sequence[Run]], Figure | None]
+    draw: Callable[[Sequence[Run]], PanelGrid | None]
     """Draws the figure; returns None if no run has measured its metric."""
 
 
