@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import flashpoint
 from benchmarks.loops import LEARNING_RATE, Step
-from benchmarks.rounds import Times, interleaved, quartiles
+from benchmarks.rounds import ROUNDS, Times, block, interleaved, quartiles
 from benchmarks.shown import Report, heading
 from benchmarks.workers import Worker, those_ready
 from flashpoint.cli.table import Cell, Table
@@ -22,7 +24,11 @@ from flashpoint.cli.table import Cell, Table
 MODES = ("compiled", "eager")
 LOOPS = ("sdpa", "sdpa:flash", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed")
 """``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside."""
+HOST = ("sdpa", "stabilize", "flash_fixed")
 PLAIN = "sdpa"
+_BOTH = "forward and backward"
+_SMALL = (1, 4, 256, 64)
+_CALLS = {"cuda": 50, "cpu": 1}
 _BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
 _SEQUENCES = 8
 _TOKENS = {"cuda": 1024, "cpu": 64}
@@ -31,7 +37,7 @@ _TINY: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size":
 
 
 def measure(device: torch.device, seconds: float, out: Path | None) -> None:
-    """Print and write the table.
+    """Print and write the tables.
 
     Args:
         seconds: of each loop.
@@ -51,6 +57,47 @@ def measure(device: torch.device, seconds: float, out: Path | None) -> None:
             times = interleaved({worker.name: worker.seconds for worker in ready}, seconds)
             reserved = {worker.name: state.reserved for worker, state in ready.items()}
         report.add(_table(mode, times, reserved, failures))
+    _host_times(device, out)
+
+
+def _host_times(device: torch.device, out: Path | None) -> None:
+    """Print and write the host's time of one eager call: of a shape so small that the GPU waits for the host."""
+    what = f"host time of one eager call of {'×'.join(map(str, _SMALL))} in µs; medians (quartiles) of {ROUNDS} rounds"
+    report = Report("users-host", heading(device, what), out)
+    found: dict[str, dict[str, Times]] = {}
+    for name in HOST:
+        with _contexts(nn.Linear(1, 1, device=device), name == "stabilize", ""):
+            passes = _passes(name, device)
+            found[name] = {
+                which: np.array(
+                    [1e6 * block(one, _CALLS[device.type], device) / _CALLS[device.type] for _ in range(ROUNDS + 1)][1:]
+                )
+                for which, one in passes.items()
+            }
+    rows = [
+        [
+            Cell(name, f"`{name}`"),
+            *(quartiles(times, ".0f") for times in of.values()),
+            quartiles(of[_BOTH] / found[PLAIN][_BOTH], ".2f"),
+        ]
+        for name, of in found.items()
+    ]
+    report.add(Table(["attention", *found[PLAIN], f"over {PLAIN}"], rows))
+
+
+def _passes(name: str, device: torch.device) -> dict[str, Callable[[], object]]:
+    q, k, v, grad_out = (torch.randn(_SMALL, device=device).bfloat16() for _ in range(4))
+    given = [x.requires_grad_() for x in (q, k, v)]
+
+    def forward() -> torch.Tensor:
+        if name == "flash_fixed":
+            return flashpoint.attention(q, k, v, is_causal=True, variant=name)
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def both() -> None:
+        torch.autograd.grad(forward(), given, grad_out)
+
+    return {"forward": forward, _BOTH: both}
 
 
 def _table(mode: str, times: Mapping[str, Times], reserved: Mapping[str, int], failures: list[str]) -> Table:
@@ -89,25 +136,20 @@ def _loop(name: str, mode: str, device: torch.device) -> tuple[nn.Module, Step]:
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return model, _held(step, model, stabilized=front == "stabilize", backend=backend)
-
-
-def _held(step: Step, model: nn.Module, stabilized: bool, backend: str) -> Step:
-    """Return the step as it is in a loop that stands in these contexts, without their price at each step."""
-
-    @contextlib.contextmanager
-    def contexts() -> Iterator[None]:
-        with contextlib.ExitStack() as entered:
-            if backend:
-                entered.enter_context(sdpa_kernel(_BACKENDS[backend]))
-            if stabilized:
-                entered.enter_context(flashpoint.stabilize(model))
-            yield
-
-    held = contexts()
+    held = _contexts(model, front == "stabilize", backend)
     held.__enter__()  # until the process ends
 
     def inside(_held: object = held) -> None:
         step()
 
-    return inside
+    return model, inside
+
+
+@contextlib.contextmanager
+def _contexts(model: nn.Module, stabilized: bool, backend: str) -> Iterator[None]:
+    with contextlib.ExitStack() as entered:
+        if backend:
+            entered.enter_context(sdpa_kernel(_BACKENDS[backend]))
+        if stabilized:
+            entered.enter_context(flashpoint.stabilize(model))
+        yield
