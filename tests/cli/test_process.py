@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import environment
+from tests.records import write_run
 
 BEGUN = """
 import sys
@@ -140,10 +141,12 @@ def test_a_process_that_has_compiled_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(ended(tmp_path, compiled).stdout.splitlines()) == sorted(["0.0", *DONE])
 
 
-def test_a_verb_whose_reader_has_gone_ends_as_by_sigpipe() -> None:
+@pytest.mark.parametrize("arguments", [["runs", "run"], ["watch", "run", "--once"], ["watch", "run"]])
+def test_a_verb_whose_reader_has_gone_ends_as_by_sigpipe(tmp_path: Path, arguments: list[str]) -> None:
+    write_run(tmp_path / "run", {"name": "sdpa"})
     reader, writer = os.pipe()
     os.close(reader)
-    command = [sys.executable, "-m", "flashpoint", "claims"]
-    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, env=environment(), check=False)
+    command = [sys.executable, "-m", "flashpoint", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, stdout=writer, stderr=subprocess.PIPE, env=environment(), check=False)
     os.close(writer)
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -20,6 +20,15 @@ HEADS = 4
 """Heads with the largest W_Q that are shown."""
 Curves = Callable[[Sequence[Run], int, int], Sequence[RenderableType]]
 """Runs, and the characters and lines that there are, to drawings."""
+
+
+class Terminal(Console):
+    """Where frames are printed."""
+
+    def on_broken_pipe(self) -> None:
+        """Leave it to the command what a reader that has gone means; Rich would end the process with status 1."""
+        self.quiet = True
+        raise BrokenPipeError
 
 
 def frame(runs: Sequence[Run], width: int, height: int, curves: Curves | None) -> RenderableType:

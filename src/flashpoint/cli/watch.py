@@ -184,12 +184,11 @@ def _how_it_went(run: Run) -> str:
 
 
 def _keep_frame(followed: Followed | FollowedLogs, once: bool) -> None:
-    from rich.console import Console
     from rich.live import Live
 
-    from flashpoint.cli.live import frame
+    from flashpoint.cli.live import Terminal, frame
 
-    console = Console()
+    console = Terminal()
     curves = None if missing("lab") else from_lab("report.terminal_curves:curves", "curves")
     if once:
         console.print(frame(followed.now(), console.width, console.height, curves))
