@@ -16,7 +16,6 @@ place, or foreign code executed. Lost is a file that changed and may not, and wh
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import dataclasses
 import importlib
@@ -31,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Listener
+from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,7 @@ class Command:
     notices: tuple[str, ...] = ()
     """How other lines on stderr may begin, before the one that says why it is refused."""
     seconds: float = 20.0
-    """After which it hangs."""
+    """After which it hangs: of computing and of waiting, without those that a busy machine has it wait for a core."""
     warm: bool = False
     """Run in a process that has imported all that runs are read and trained with: what comes before is not asked."""
     world: World = World()
@@ -120,7 +120,7 @@ class Ending:
         found = []
         if self.hung:
             found.append("hang")
-        elif self.status < 0:
+        elif self.status < 0 or "MemoryError" in self.err:
             found.append("crash")
         if "Traceback (most recent call last)" in self.err:
             found.append("traceback")
@@ -305,5 +305,6 @@ def _started(warm: bool, language: str) -> Connection:
         else:
             command.append("imported" if warm else "cold")
             server = subprocess.Popen(command, cwd=REPOSITORY, env=environment)
-        atexit.register(server.send_signal, signal.SIGKILL)
+        # Before this process waits for its children, which in one that a pool started is before ``atexit``.
+        Finalize(None, server.send_signal, (signal.SIGKILL,), exitpriority=0)
         return listener.accept()
