@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from hypothesis import strategies as st
 
 from tests.fuzz.judge import Command, Kind, World
-from tests.fuzz.of_no_files import ALONE, READERS
+from tests.fuzz.of_no_files import ALONE, OF_RUNS, OF_TABLES, READERS
 from tests.fuzz.recorded import TRAINING, command
 from tests.fuzz.recorded import lay as laid
 
@@ -32,13 +32,27 @@ _SIZES = st.sampled_from((1, 3, 30, 300))
 _VERBS = st.one_of(*[st.sampled_from(READERS)] * 9, st.sampled_from(TRAINING))
 _JSON = ("lists", "deep", "deep objects", "number", "text", "keys", "escapes", "spaces")
 _ROWS = ("one text", "many rows", "long names", "many columns", "nested", "nulls")
+_OF_RUNS = st.tuples(st.sampled_from(OF_RUNS), st.sampled_from(READERS))
+_OF_TRAINING = st.tuples(
+    st.sampled_from([file for file in (*_JSON_FILES, *_BYTES) if file.startswith((_RUN, "data"))]),
+    st.sampled_from(TRAINING),
+)
+_READ = st.one_of(st.tuples(st.sampled_from((*_JSON_FILES, *_LINES, *_BYTES)), _VERBS), _OF_RUNS, _OF_TRAINING)
+"""A file and a verb: any two, and more often two of which the verb reads the file."""
+
+
+def _grown(what: str, read: st.SearchStrategy[Any], hows: tuple[str, ...]) -> st.SearchStrategy[tuple[Any, ...]]:
+    drawn = st.tuples(read, _SIZES, st.sampled_from(hows))
+    return drawn.map(lambda one: (what, one[0][0], one[1], one[2], one[0][1]))
+
+
 _CASES = st.one_of(
-    st.tuples(st.just("sparse"), st.sampled_from((*_JSON_FILES, *_LINES, *_BYTES)), _SIZES, st.just(""), _VERBS),
-    st.tuples(st.just("json"), st.sampled_from((*_JSON_FILES, *_LINES)), _SIZES, st.sampled_from(_JSON), _VERBS),
+    _grown("sparse", _READ, ("",)),
+    _grown("json", _READ, _JSON),
     st.tuples(st.just("xz"), st.just(f"{_RUN}/metrics.jsonl.xz"), _SIZES,
               st.sampled_from(("line", "lines", "steps", "spaces", "again")), st.sampled_from(READERS)),
     st.tuples(st.just("parquet"), st.sampled_from(("runs", "metrics/small", "chains/small")), _SIZES,
-              st.sampled_from(_ROWS), st.sampled_from(READERS)),
+              st.sampled_from(_ROWS), st.sampled_from(OF_TABLES)),
     st.tuples(st.just("tensors"), st.sampled_from(("captures/layer-01.safetensors", _BYTES[2])), _SIZES,
               st.sampled_from(("header", "long header", "shape", "names", "tensor")),
               st.sampled_from((("diagnose", "captures"), TRAINING[0]))),

@@ -8,7 +8,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tests.fuzz.judge import Command, Kind
+from tests.fuzz.judge import CANARY, Command, Kind
 from tests.fuzz.recorded import READING, TRAINING, command
 from tests.fuzz.recorded import lay as laid
 
@@ -52,7 +52,7 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     said, links, holds, verb = case
     work = laid(tree)
     for folder in (tree, work):
-        (folder / "theirs.py").write_text("open('../was_run', 'w')\n\nclass Theirs:\n    pass\n")
+        (folder / "theirs.py").write_text(f"open({str(tree / CANARY)!r}, 'w').close()\n\nclass Theirs:\n    pass\n")
     config = work / _RUN / "config.json"
     values = json.loads(config.read_text())
     for key, value in said:

@@ -48,47 +48,51 @@ _FORMS = ("to a file", "to a record", "to nothing", "to a folder", "second name"
 
 def _of(writes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]) -> st.SearchStrategy[tuple[object, ...]]:
     verb, places, may = writes
-    return st.tuples(st.just(verb), st.sampled_from(places), st.sampled_from(_FORMS), st.just(may))
+    put = st.lists(st.tuples(st.sampled_from(places), st.sampled_from(_FORMS)), min_size=1, max_size=2,
+                   unique_by=lambda one: one[0])  # fmt: skip
+    return st.tuples(st.just(verb), put, st.just(may))
 
 
 _CASES = st.one_of(*map(_of, _WRITES))
 
 
-def lay(tree: Path, case: tuple[tuple[str, ...], str, str, tuple[str, ...]]) -> Command:
-    verb, where, form, may = case
+def lay(tree: Path, case: tuple[tuple[str, ...], list[tuple[str, str]], tuple[str, ...]]) -> Command:
+    verb, put, may = case
     work = laid(tree)
     others = tree / "others"
     (others / "folder").mkdir(parents=True)
     (others / "folder/report.html").write_text("another page")
-    (others / "file").write_text("a text that nobody may change")
     shutil.copytree(work / "runs/whole", others / "run")
-    path = work / where
-    if form != "as it is":
-        _put(path, form, others)
+    for number, (where, form) in enumerate(put):
+        if form != "as it is":
+            _put(work / where, form, others, str(number))
     places = tuple(f"work/{place}" for place in may)
     return Command(_SCRIPT, verb, may_write=places, notices=(*NOTICES, "no flash_fp32"), warm=True)
 
 
-def _put(path: Path, form: str, others: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+def _put(path: Path, form: str, others: Path, number: str) -> None:
+    if not os.path.lexists(path.parent):
+        path.parent.mkdir(parents=True)
+    elif not path.parent.is_dir():  # something else was put there before
+        return
     there = path.read_bytes() if path.is_file() else b"what was there"
+    file, moved = others / f"file-{number}", others / f"moved-{number}"
     if path.is_dir():
-        shutil.move(path, others / "moved")
+        shutil.move(path, moved)
     path.unlink(missing_ok=True)
     match form:
         case "to a file":  # which is what would be there
-            (others / "file").write_bytes(there)
-            path.symlink_to(others / "file")
+            file.write_bytes(there)
+            path.symlink_to(file)
         case "to a record":
             path.symlink_to(others / "run/metrics.jsonl")
         case "to nothing":
-            path.symlink_to(others / "new")
+            path.symlink_to(others / f"new-{number}")
         case "to a folder":
-            moved = others / "moved"
             path.symlink_to(moved if moved.is_dir() else others / "folder")
         case "second name":
-            (others / "file").write_bytes(there)
-            path.hardlink_to(others / "file")
+            file.write_bytes(there)
+            path.hardlink_to(file)
         case "to itself":
             path.symlink_to(path.name)
         case "pipe":

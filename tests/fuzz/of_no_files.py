@@ -63,10 +63,26 @@ ALONE = {
 """Files that some verbs alone read."""
 READERS = tuple(verb for verb in READING if verb[0] not in ("archive", "diagnose"))
 """A tenth of the verbs train, as they cost the most."""
-_VERBS = st.one_of(*[st.sampled_from(READERS)] * 9, st.sampled_from((*TRAINING, ("archive", "original", "again"))))
+ARCHIVE = ("archive", "original", "again")
+OF_RUNS = tuple(f"runs/original/{name}" for name in ("config.json", "manifest.json", "outcome.json", "metrics.jsonl",
+                                                     "metrics.jsonl.xz", "localize.jsonl", "chain.bin"))  # fmt: skip
+"""Files that most verbs read."""
+OF_TRAINING = ("tape.bin", "chain.bin", "config.json", "manifest.json", *_OF_CHECKPOINTS)
+"""Those of a run that is resumed or replayed."""
+OF_TABLES = (*(verb for verb in READERS if any(word.startswith("small") for word in verb)), ARCHIVE)
+"""Verbs that read the evidence tables."""
+_VERBS = st.one_of(*[st.sampled_from(READERS)] * 9, st.sampled_from((*TRAINING, ARCHIVE)))
 _OF_ONE = [(place, verb) for place, verbs in ALONE.items() for verb in verbs]
-_READ = st.tuples(st.sampled_from(_PLACES), _VERBS)
-_CASES = st.tuples(st.one_of(_READ, _READ, _READ, st.sampled_from(_OF_ONE)), st.sampled_from(_FORMS))
+_READ = st.one_of(
+    st.tuples(st.sampled_from(_PLACES), _VERBS),
+    st.tuples(st.sampled_from(OF_RUNS), st.sampled_from(READERS)),
+    st.tuples(st.sampled_from([*(f"runs/original/{name}" for name in OF_TRAINING), *_TOKENS]),
+              st.sampled_from(TRAINING)),
+    st.tuples(st.sampled_from([f"runs/reference/{name}" for name in _TABLES]), st.sampled_from(OF_TABLES)),
+    st.sampled_from(_OF_ONE),
+)  # fmt: skip
+"""A file and a verb: any two, and more often two of which the verb reads the file."""
+_CASES = st.tuples(_READ, st.sampled_from(_FORMS))
 
 
 def lay(tree: Path, case: tuple[tuple[str, tuple[str, ...]], str]) -> Command:
