@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -86,6 +87,16 @@ def test_a_signal_waits_for_what_is_being_written(tmp_path: Path) -> None:
     assert interrupted(tmp_path) == "SIGTERM"
     assert json.loads((tmp_path / "runs/own/config.json").read_text())["model"]["n_layer"] == 2
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_loop_in_a_thread_is_told_that_it_takes_no_signals(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loop(tmp_path / "main")
+    assert "SIGTERM" not in capsys.readouterr().err
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(loop, tmp_path / "other").result()
+    assert capsys.readouterr().err.count("SIGTERM") == 1
 
 
 def test_ctrl_c_before_the_first_step_leaves_an_outcome(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

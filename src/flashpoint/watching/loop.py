@@ -199,7 +199,11 @@ class Watch:
             raise UserError("watch: a run is entered once; call flashpoint.watch again for another one")
         self._entered = True
         if self._recorder.run is not None:
-            self._termination.install()
+            if not self._termination.install():
+                self._recorder.warn(
+                    "entered in another thread than the main one, which alone can take signals: SIGTERM or SIGHUP "
+                    "kills the run without an outcome"
+                )
             atexit.register(self._end_with_process)  # where the block is never left, as by a callback that enters it
         try:
             self._recorder.take(StepStarted(self._step))
@@ -339,13 +343,15 @@ class Termination:
             if self._came:
                 self._take(self._came, None)
 
-    def install(self) -> None:
-        """Take the signals that nobody handles; in the main thread alone, as Python has it."""
-        if _in_main_thread():
-            self._process = os.getpid()
-            for number in _KILLING:
-                if signal.getsignal(number) is signal.SIG_DFL:
-                    signal.signal(number, self._take)
+    def install(self) -> bool:
+        """Take the signals that nobody handles; return whether it could, as Python lets the main thread alone."""
+        if not _in_main_thread():
+            return False
+        self._process = os.getpid()
+        for number in _KILLING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, self._take)
+        return True
 
     def remove(self) -> None:
         """Give them back, as far as nobody else has taken them since."""
