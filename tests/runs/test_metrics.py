@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 
 from flashpoint.errors import UserError
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.metrics import MetricsFile, read_metrics
+from flashpoint.runs.metrics import MetricsFile, read_metrics, steps_logged
 from tests.conftest import environment
 
 
@@ -58,6 +59,20 @@ def test_a_file_that_goes_on_keeps_the_steps_before(run: RunFolder, first_step: 
         file.sync()
         file.close()
     assert read_metrics(run.metrics)["loss"][1].tolist() == losses
+
+
+def test_a_file_that_goes_on_is_not_read_whole(run: RunFolder) -> None:
+    names = "x" * 100_000
+    lines = [json.dumps({"step": step, "loss": 1.0, names: 0.0}).encode() + b"\n" for step in range(50)]
+    run.metrics.write_bytes(b"".join([*lines[:20], b"garbled \xff\n", *lines[20:], lines[0][:-1]]))
+    tracemalloc.start()
+    MetricsFile(run.metrics, first_step=40).close()
+    logged = steps_logged(run.metrics, until=30)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 10 * len(lines[0])
+    assert run.metrics.read_bytes() == b"".join(lines[:40])
+    assert logged == 30
 
 
 def test_columns_have_one_type_each(tmp_path: Path) -> None:

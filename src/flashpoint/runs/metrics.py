@@ -70,8 +70,11 @@ class MetricsFile:
 
 def steps_logged(path: Path, until: int) -> int:
     """Return of how many steps before ``until`` the file has the loss; damaged lines are passed over."""
-    lines = regular(path).read_text(encoding="utf-8", errors="replace").split("\n") if path.exists() else []
-    return sum(f'"{LOSS.name}": ' in line and _is_before(line, until) for line in lines)
+    if not path.exists():
+        return 0
+    has_loss = f'"{LOSS.name}": '.encode()
+    with regular(path).open("rb") as lines:
+        return sum(has_loss in line and _is_before(line, until) for line in lines)
 
 
 def read_metrics(path: Path) -> Columns:
@@ -260,12 +263,11 @@ def _to_json(value: float | NDArray[np.floating]) -> Any:
 
 def _drop_steps_from(path: Path, step: int) -> None:
     """Keep only the lines of steps before ``step``: what a run that goes on from there counts on."""
-    *lines, _unfinished = regular(path).read_text(encoding="utf-8", errors="replace").split("\n")
-    with atomic_write(path) as partial:
-        partial.write_text("".join(f"{line}\n" for line in lines if _is_before(line, step)), encoding="utf-8")
+    with regular(path).open("rb") as lines, atomic_write(path) as partial, partial.open("wb") as kept:
+        kept.writelines(line for line in lines if line.endswith(b"\n") and _is_before(line, step))
 
 
-def _is_before(line: str, step: int) -> bool:
+def _is_before(line: bytes, step: int) -> bool:
     try:
         return bool(json.loads(line)["step"] < step)
     except (
