@@ -69,6 +69,7 @@ def test_what_cannot_be_meant_is_refused_before_a_folder_is_made(
         ({"functions": None}, "give a list of MODULE:NAME"),
         ({"margin": "0.3"}, "margin='0.3': give a number above 0"),
         ({"save_batch": 0}, "save_batch=0: give True or False"),
+        ({"wandb_paths": None}, "wandb_paths=None: give True or False"),
         ({"name": 3}, "name=3: give the name of one folder"),
         ({"runs_dir": 3}, "runs_dir=3: give a folder; the run's own is made in it"),
         ({"model": torch.sin}, "no torch.nn.Module; give the model"),

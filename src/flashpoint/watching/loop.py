@@ -69,6 +69,7 @@ def watch(
     functions: Sequence[str] = (),
     wandb: _Wandb = "disabled",
     project: str = "flashpoint",
+    wandb_paths: bool = False,
 ) -> Watch:
     """Watch a training loop; use it as a context and call :meth:`Watch.step` once an optimiser step.
 
@@ -97,6 +98,7 @@ def watch(
             where they take [B, T, H, d].
         wandb: as ``tracking`` of own runs.
         project: of Weights & Biases.
+        wandb_paths: as ``tracking.paths`` of own runs.
 
     Raises:
         TypeError: an argument is of another kind.
@@ -111,8 +113,9 @@ def watch(
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
     if not isinstance(runs_dir, str | os.PathLike):
         raise TypeError(f"runs_dir={runs_dir!r}: give a folder; the run's own is made in it")
-    if not isinstance(save_batch, bool):
-        raise TypeError(f"save_batch={save_batch!r}: give True or False")
+    for option, value in (("save_batch", save_batch), ("wandb_paths", wandb_paths)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{option}={value!r}: give True or False")
     options = Options(
         runs_dir=Path(runs_dir),
         name=name,
@@ -137,7 +140,8 @@ def watch(
         if wandb != "disabled":
             from flashpoint.extras import from_lab
 
-            listeners.append(from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")(wandb, project, tell))
+            tracking = from_lab("wandb_tracking.listener:tracking", f"wandb={wandb!r}")
+            listeners.append(tracking(wandb, project, wandb_paths, tell))
         if name is not None:
             from flashpoint.runs.subfolders import check_name
 

@@ -26,6 +26,7 @@ from flashpoint.runs.outcome import Outcome
 from tests.conftest import Command, environment, train_command
 from tests.lab.wandb_tracking.server import KEY, WandbServer
 from tests.records import MANIFEST
+from tests.watching.loops import loop
 
 pytestmark = pytest.mark.usefixtures("no_login")
 
@@ -140,6 +141,19 @@ def test_paths_of_this_machine_are_handed_over_where_they_are_asked_for(run: Run
     assert (started["host"] == platform.node()) == asked
     for name in ("words.txt", "own.py:Mine", "first", "text-bpe-12", "no a/b of 1/2"):
         assert name in uploaded
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_watched_loop_hands_over_paths_where_it_asks_for_it(tmp_path: Path, asked: bool) -> None:
+    run = loop(tmp_path, wandb="offline", wandb_paths=asked)
+    assert run.folder is not None
+    lines = offline_lines(run.folder)
+    (started,) = [line["run"] for line in lines if line["type"] == "run"]
+    assert (started["host"] == platform.node()) == asked
+    summaries = json.dumps([line["summary"] for line in lines if line["type"] == "summary"])
+    assert "own" in summaries
+    assert (str(tmp_path) in summaries) == asked
 
 
 @pytest.mark.slow

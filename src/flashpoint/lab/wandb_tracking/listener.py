@@ -33,9 +33,11 @@ _LONGEST_TAG = 64
 """Characters that W&B takes."""
 
 
-def tracking(wandb: Literal["online", "offline"], project: str, tell: Callable[[str], None]) -> WandbListener:
+def tracking(
+    wandb: Literal["online", "offline"], project: str, paths: bool, tell: Callable[[str], None]
+) -> WandbListener:
     """Return what tracks somebody's own loop in a project of W&B, and tells lines by ``tell``."""
-    return WandbListener(TrackingConfig(wandb=wandb, project=project), tell=tell)
+    return WandbListener(TrackingConfig(wandb=wandb, project=project, paths=paths), tell=tell)
 
 
 class WandbListener:
