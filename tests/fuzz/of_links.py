@@ -42,18 +42,19 @@ _WRITES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = 
      ("runs/reference",)),
 )  # fmt: skip
 """Verbs, what they write, and where they may."""
-_FORMS = ("to a file", "to a record", "to nothing", "to a folder", "second name", "to itself", "pipe", "folder",
+_FORMS = ("to a file", "to a record", "to nothing", "to a folder", *["second name"] * 2, "to itself", "pipe", "folder",
           "to /dev/null", "to /dev/full", "as it is")  # fmt: skip
+_ASKED = [(write, place) for write in _WRITES for place in write[1]]
 
 
-def _of(writes: tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]) -> st.SearchStrategy[tuple[object, ...]]:
-    verb, places, may = writes
-    put = st.lists(st.tuples(st.sampled_from(places), st.sampled_from(_FORMS)), min_size=1, max_size=2,
-                   unique_by=lambda one: one[0])  # fmt: skip
-    return st.tuples(st.just(verb), put, st.just(may))
-
-
-_CASES = st.one_of(*map(_of, _WRITES))
+@st.composite
+def _cases(draw: st.DrawFn) -> tuple[tuple[str, ...], list[tuple[str, str]], tuple[str, ...]]:
+    """Draw a verb, what stands in one or two of the places where it writes, and where it may."""
+    (verb, places, may), place = draw(st.sampled_from(_ASKED))
+    put = {place: draw(st.sampled_from(_FORMS))}
+    if draw(st.booleans()):
+        put[draw(st.sampled_from(places))] = draw(st.sampled_from(_FORMS))
+    return verb, list(put.items()), may
 
 
 def lay(tree: Path, case: tuple[tuple[str, ...], list[tuple[str, str]], tuple[str, ...]]) -> Command:
@@ -103,4 +104,4 @@ def _put(path: Path, form: str, others: Path, number: str) -> None:
             path.symlink_to(form.removeprefix("to "))
 
 
-KIND = Kind("links in the place of what is written", _CASES, lay, in_ci=12)
+KIND = Kind("links in the place of what is written", _cases(), lay, in_ci=12)
