@@ -2,6 +2,7 @@
 
 import errno
 import io
+import json
 import lzma
 import os
 import resource
@@ -25,7 +26,8 @@ from flashpoint.files import (
     write_json,
 )
 from flashpoint.lab.data.tape import Tape
-from flashpoint.lab.evidence.tables import Evidence
+from flashpoint.lab.evidence.arrow import wrong_chain_column
+from flashpoint.lab.evidence.tables import Evidence, Table
 from flashpoint.lab.training.checkpoints import verified
 from flashpoint.lab.training.snapshots import read_snapshot, snapshot_steps, write_snapshot
 from flashpoint.lab.training.tensor_files import Form
@@ -133,6 +135,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "layer-01.safetensors": AttentionCall.read,
     "step-000000001.safetensors": lambda path: read_snapshot(path.parent, 1, {}),
     "runs.parquet": lambda path: Evidence(path.parent).rows,
+    "chains.parquet": lambda path: Table(path, wrong_chain_column).by_run(),
 }
 
 
@@ -242,3 +245,17 @@ def test_what_is_no_file_or_too_large_is_told_by_whoever_reads_files_of_others(
 def test_a_log_in_utf_16_is_told_how_to_be_read(tmp_path: Path) -> None:
     (tmp_path / "log.csv").write_text("step,loss\n1,2.0\n", encoding="utf-16")
     assert "text in UTF-16; convert it with iconv" in refusal(call("runs", str(tmp_path / "log.csv")))
+
+
+def test_tensors_for_which_there_is_no_memory_are_refused(tmp_path: Path) -> None:
+    told = json.dumps({"q": {"dtype": "F32", "shape": [2**28], "data_offsets": [0, 2**30]}}).encode()
+    path, before = tmp_path / "layer-01.safetensors", resource.getrlimit(resource.RLIMIT_AS)
+    path.write_bytes(len(told).to_bytes(8, "little") + told)
+    os.truncate(path, path.stat().st_size + 2**30)
+    has = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (has + 2**28, before[1]))
+    try:
+        with pytest.raises(UserError, match=r"layer-01\.safetensors: .*Cannot allocate memory"):
+            AttentionCall.read(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)

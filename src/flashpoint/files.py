@@ -85,6 +85,21 @@ def mapped(path: Path) -> bytes | mmap.mmap:
         return b"" if empty else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
 
 
+def open_tensors(path: Path) -> Any:
+    """Return an open .safetensors file, a context; its tensors are in host memory.
+
+    Raises:
+        OSError: it cannot be read (:func:`regular`), or the memory has no room for it.
+        SafetensorError: it is damaged.
+    """
+    from safetensors import safe_open  # late: few files are of tensors
+
+    try:
+        return safe_open(regular(path), "pt")
+    except (MemoryError, RuntimeError) as error:  # of safetensors or of PyTorch, which map it
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), str(path)) from error
+
+
 def check_target(path: Path, option: str, *suffixes: str) -> None:
     """Refuse a file that is to be written where it would take the place of something of another kind.
 

@@ -44,6 +44,8 @@ _WRITES: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = 
 """Verbs, what they write, and where they may."""
 _FORMS = ("to a file", "to a record", "to nothing", "to a folder", *["second name"] * 2, "to itself", "pipe", "folder",
           "to /dev/null", "to /dev/full", "as it is")  # fmt: skip
+_BAR = (" ", "100%|")
+"""Of a run that goes on, and cannot write at its end."""
 _ASKED = [(write, place) for write in _WRITES for place in write[1]]
 
 
@@ -68,7 +70,7 @@ def lay(tree: Path, case: tuple[tuple[str, ...], list[tuple[str, str]], tuple[st
         if form != "as it is":
             _put(work / where, form, others, str(number))
     places = tuple(f"work/{place}" for place in may)
-    return Command(_SCRIPT, verb, may_write=places, notices=(*NOTICES, "no flash_fp32"), warm=True)
+    return Command(_SCRIPT, verb, may_write=places, notices=(*NOTICES, "no flash_fp32", *_BAR), warm=True)
 
 
 def _put(path: Path, form: str, others: Path, number: str) -> None:
@@ -92,7 +94,7 @@ def _put(path: Path, form: str, others: Path, number: str) -> None:
         case "to a folder":
             path.symlink_to(moved if moved.is_dir() else others / "folder")
         case "second name":
-            file.write_bytes(there)
+            file.write_bytes(there or b"what nobody may change")
             path.hardlink_to(file)
         case "to itself":
             path.symlink_to(path.name)

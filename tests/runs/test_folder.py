@@ -1,5 +1,6 @@
 """A run folder has one writer at a time."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -35,3 +36,17 @@ def test_a_run_with_a_link_in_it_is_written_by_nobody(run: RunFolder, tmp_path: 
         with pytest.raises(UserError, match=rf"{name}: a link, and a run writes in its own folder alone"), alone():
             pass
     assert [one.name for one in run.path.iterdir()] == [name]
+
+
+def test_a_lock_under_a_second_name_is_not_changed(run: RunFolder, tmp_path: Path) -> None:
+    lock, mine = run.path / ".lock", tmp_path / "mine"
+    lock.touch()
+    mine.hardlink_to(lock)
+    os.utime(mine, (1, 1))
+    with run.locked():
+        pass
+    assert mine.stat().st_mtime == 1
+    mine.write_text("what is no lock")
+    with pytest.raises(UserError, match=f"{lock}: holds something"), run.locked():
+        pass
+    assert mine.read_text() == "what is no lock"

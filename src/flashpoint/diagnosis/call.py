@@ -24,7 +24,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.form import TENSORS, Form, joined_forms
 from flashpoint.errors import UserError
-from flashpoint.files import atomic_write, regular
+from flashpoint.files import atomic_write, open_tensors
 from flashpoint.runs import migrations
 from flashpoint.schema import Kind, Step, understood
 
@@ -120,10 +120,10 @@ class AttentionCall:
         Raises:
             UserError: the file is none, or lacks a tensor, or has one of another shape.
         """
-        from safetensors import SafetensorError, safe_open
+        from safetensors import SafetensorError
 
         try:
-            with safe_open(regular(path), "pt") as file:
+            with open_tensors(path) as file:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
                 metadata = file.metadata() or {}
             head_size = tensors["q"].shape[-1] if "q" in tensors and tensors["q"].ndim else 1

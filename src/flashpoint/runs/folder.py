@@ -368,7 +368,10 @@ class RunFolder:
             if link := next((one for one in self.path.iterdir() if one.is_symlink()), None):
                 how = "put what it names in its place, or delete it"
                 raise UserError(f"{link}: a link, and a run writes in its own folder alone; {how}")
-            path.touch()  # FileLock would take a folder that holds no file for one that is locked
+            if path.is_file() and path.stat().st_size:  # FileLock before 4 would empty it, whatever else it is called
+                raise UserError(f"{path}: holds something, as no lock does; move it out of the run")
+            if not path.exists():  # FileLock would take a folder that holds no file for one that is locked
+                path.touch()
             lock.acquire()
         except Timeout:
             raise UserError(f"{self.path}: {told}; wait until it ends, or stop it first") from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import DeltaSample
 from flashpoint.errors import UserError, notify
-from flashpoint.files import regular
+from flashpoint.files import open_tensors
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import NO_LOSS
 from flashpoint.runs.subfolders import LAYERS, CaptureFolder, by_step
@@ -151,11 +151,11 @@ def _last(steps: Mapping[int, Path]) -> Path:
 
 def _holds_nonfinite(folder: Path) -> bool:
     """Whether some tensor of a capture holds NaN or infinity. A file that cannot be read holds none."""
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     for file in CaptureFolder(folder).layers:
         try:
-            with safe_open(regular(file), "pt") as opened:
+            with open_tensors(file) as opened:
                 if not all(bool(opened.get_tensor(name).isfinite().all()) for name in opened.keys()):  # noqa: SIM118
                     return True
         except (SafetensorError, OSError):

@@ -1,5 +1,6 @@
 """Tables of few bytes that would fill the memory, and tables with a column twice."""
 
+import tracemalloc
 from pathlib import Path
 
 import pyarrow as pa
@@ -46,3 +47,16 @@ def test_metrics_that_hold_more_than_anyone_has_are_not_read(
     monkeypatch.setattr(tables, "_LARGEST_BYTES", 10**7)
     with pytest.raises(UserError, match=told):
         _ = Evidence(tmp_path).kept[0].columns
+
+
+def test_a_million_rows_of_nothing_end_with_the_first(tmp_path: Path) -> None:
+    """The file has few bytes; all its rows took more than a gigabyte."""
+    nothing = pa.table({name: pa.nulls(1_000_000, pa.string()) for name in _CELL})
+    pq.write_table(nothing, tmp_path / "runs.parquet", compression="zstd")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UserError, match=r"runs\.parquet: row 1: "):
+            _ = Evidence(tmp_path).rows
+        assert tracemalloc.get_traced_memory()[1] < 2**23
+    finally:
+        tracemalloc.stop()

@@ -113,9 +113,10 @@ class Table:
         import pyarrow.parquet as pq
 
         found: dict[str, tuple[int, int, int]] = {}
+        groups = self._file.num_row_groups  # first: what is no such table is not opened again
         # Each name once: a file of few bytes may say that a long one comes a billion times.
         file = pq.ParquetFile(self.path, read_dictionary=["run"], page_checksum_verification=True)
-        for number in range(self._file.num_row_groups):
+        for number in range(groups):
             names = file.read_row_group(number, columns=["run"])["run"].combine_chunks()
             known = names.dictionary.to_pylist()
             if any(len(name) > _LONGEST_NAME for name in known):
@@ -229,13 +230,14 @@ class Evidence:
             file = pq.ParquetFile(regular(self.runs_path), page_checksum_verification=True)
             if wrong := repeated_column(file.schema_arrow):
                 raise UserError(f"{self.runs_path}: {wrong}; {_RESTORE}")
-            rows, size = list[dict[str, Any]](), 0
+            rows, size = list[Row](), 0
             for batch in file.iter_batches(batch_size=_ROWS):
                 few = batch.to_pylist()
                 size += sum(len(cell) for row in few for cell in row.values() if isinstance(cell, str))
                 check_size(self.runs_path, size)
-                rows += few
-        return [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in enumerate(rows, 1)]
+                told = enumerate(few, len(rows) + 1)  # checked at once: a small file may hold a million rows of nothing
+                rows += [checked(row, Row, f"{self.runs_path}: row {number}", _RESTORE) for number, row in told]
+        return rows
 
     @cached_property
     def kept(self) -> list[Run]:

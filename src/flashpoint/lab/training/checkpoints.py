@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from flashpoint.detector import DetectorState
 from flashpoint.errors import UserError, one_line
-from flashpoint.files import atomic_write, file_sha256, regular, write_json
+from flashpoint.files import atomic_write, file_sha256, open_tensors, write_json
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.config import CheckpointsConfig
 from flashpoint.lab.probes.user_probes import ProbesState
@@ -74,7 +74,7 @@ class Checkpoint:
 
     def load_state(self) -> State:
         """Return the loop's state."""
-        with safe_open(regular(self.path), "pt") as file:
+        with open_tensors(self.path) as file:
             text = file.metadata()[_STATE]
         return understood(text, State, f"{self.path}: state", migration=migrations.loop_state)
 
@@ -107,7 +107,7 @@ def verified(folder: Path, notify: Callable[[str], None], up_to: int | None = No
         reason = "damaged or cut short"
         try:
             expected = read_record(sidecar, _Sidecar, remedy="")
-            with safe_open(regular(path), "pt") as file:
+            with open_tensors(path) as file:
                 text = (file.metadata() or {}).get(_STATE, "")
             step = understood(text, State, "its state", "", migrations.loop_state).step
             intact = path.stat().st_size == expected.size and file_sha256(path) == expected.sha256

@@ -101,7 +101,7 @@ def execute(prepared: PreparedRun, folder: RunFolder, listeners: Listeners) -> O
         if not folder.path.is_dir():
             how = "resume=FOLDER goes on with it where it is now"
             raise UserError(f"{folder.path}: moved or deleted while the run wrote it; {how}") from error
-        told = f"{folder.path}: {error.strerror or error}"
+        told = f"{error.filename or folder.path}: {error.strerror or error}"
         if not folder.config.is_file():
             with contextlib.suppress(OSError):
                 folder.discard()  # or the same command would be refused

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from flashpoint.errors import UserError, one_line
-from flashpoint.files import regular
+from flashpoint.files import open_tensors
 
 _NAMES = {torch.float32: "F32", torch.int64: "I64"}
 """What such a file calls a dtype."""
@@ -47,7 +47,7 @@ def read_tensors(path: Path, forms: Forms, remedy: str, beside: str | None = Non
             message names the file and the tensor.
     """
     try:
-        with safe_open(regular(path), "pt") as file:
+        with open_tensors(path) as file:
             names = sorted(file.keys())
             found = {name: file.get_slice(name) for name in names}
             told = {name: f"{one.get_dtype()} {one.get_shape()}" for name, one in found.items()}
