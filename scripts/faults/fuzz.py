@@ -42,14 +42,8 @@ def main() -> None:
     with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         asked = {pool.submit(tried, name, options.cases): name for name in names}
         for ended in as_completed(asked):
-            name = asked[ended]
-            try:
-                tally = ended.result()
-            except Exception:
-                failed = True
-                print(f"{name}: the fuzz itself failed", traceback.format_exc(), sep="\n", file=sys.stderr)
-                continue
-            failed = failed or bool(tally.faults)
+            name, tally = asked[ended], ended.result()
+            failed = failed or bool(tally.faults) or tally.cases < options.cases
             faults = (tally.faults[fault] for fault in FAULTS)
             rows[name] = tally.cases, tally.refused, tally.without_pytorch, *faults
             ended_kinds.append(name)
@@ -61,7 +55,10 @@ def main() -> None:
 
 
 def tried(name: str, cases: int) -> Tally:
-    """Try cases of a kind; those that end badly, or are refused late, are told on stderr at once."""
+    """Try cases of a kind; those that end badly, or are refused late, are told on stderr at once.
+
+    There are fewer where the kind itself fails, which is told, too.
+    """
     (kind,) = (kind for kind in kinds() if kind.name == name)
     tally = Tally()
 
@@ -72,7 +69,10 @@ def tried(name: str, cases: int) -> Tally:
             bar.write(told(case, command, ending), file=sys.stderr)
 
     with tempfile.TemporaryDirectory() as folder, progress_bar(cases, "case", kind.name) as bar:
-        explore(kind, cases, Path(folder), judged)
+        try:
+            explore(kind, cases, Path(folder), judged)
+        except Exception:
+            bar.write(f"{name}: the fuzz itself failed\n{traceback.format_exc()}", file=sys.stderr)
     return tally
 
 

@@ -74,9 +74,9 @@ def lay(tree: Path, case: tuple[tuple[str, ...], list[tuple[str, str]], tuple[st
 
 
 def _put(path: Path, form: str, others: Path, number: str) -> None:
-    if not os.path.lexists(path.parent):
-        path.parent.mkdir(parents=True)
-    elif not path.parent.is_dir():  # something else was put there before
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError:  # something else was put there before
         return
     there = path.read_bytes() if path.is_file() else b"what was there"
     file, moved = others / f"file-{number}", others / f"moved-{number}"

@@ -114,10 +114,11 @@ def put(path: Path, form: str, tree: Path) -> None:
             if form == "full folder":
                 (path / "file").write_text("text")
         case "link to a pipe":
-            os.mkfifo(tree / "pipe")
+            if not (tree / "pipe").exists():  # of the first of several paths
+                os.mkfifo(tree / "pipe")
             path.symlink_to(tree / "pipe")
         case "link to a folder":
-            (tree / "folder").mkdir()
+            (tree / "folder").mkdir(exist_ok=True)
             path.symlink_to(tree / "folder")
         case "link to nothing":
             path.symlink_to(tree / "nothing")
