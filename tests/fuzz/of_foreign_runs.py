@@ -43,9 +43,11 @@ _CASES = st.tuples(
     st.lists(_SAID, max_size=3),
     st.lists(_LINKS, max_size=2),
     st.booleans(),
-    st.sampled_from((*TRAINING, *_WRITING, *READING)),
+    st.one_of(*map(st.sampled_from, (TRAINING, _WRITING, READING))),
 )
-_MAY = {"report": (f"work/{_RUN}/report", f"work/{_RUN}/comparison", f"work/{_RUN}/curves.png")}
+_MAY = {"report": (f"work/{_RUN}/report", f"work/{_RUN}/comparison", f"work/{_RUN}/curves.png",
+                   "work/runs/whole/comparison")}  # fmt: skip
+"""The last where the first run cannot be read."""
 
 
 def lay(tree: Path, case: tuple[Any, ...]) -> Command:
@@ -61,6 +63,7 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
     config.write_text(json.dumps(values))
     for number, name in enumerate(links):
         link, mine = work / _RUN / name, tree / f"mine-{number}"
+        link.parent.mkdir(exist_ok=True)
         if name in _FOLDERS:
             shutil.copytree(link, mine) if link.is_dir() else mine.mkdir()
             (mine / "step-000000003.json").write_text("mine")
@@ -69,7 +72,7 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
         elif holds:  # or else it names nothing
             mine.write_bytes(link.read_bytes() if link.is_file() else b"mine")
         link.unlink(missing_ok=True)
-        if link.parent.is_dir() and not link.exists():
+        if not link.exists():
             link.symlink_to(mine)
     asked = command(verb)
     may, notices = _MAY.get(verb[0], asked.may_write), (*asked.notices, "tracking.")
