@@ -77,9 +77,10 @@ def image_width(image: np.ndarray) -> int:
         steps(1),
         [{"step": 0, "loss": "nan", "grad_norm": "inf"}, {"step": 1, "loss": 2.0, "grad_norm": 0.0}],
         [{"step": 5, "val_loss": "nan"}],
+        [{"step": step, "loss": size, "grad_norm": abs(size)} for step, size in enumerate([1e308, -1e308, 5e-324])],
         [line for line in steps(50) if "val_loss" not in line and NORMS[0] not in line],
     ],
-    ids=["nothing", "one step", "not finite", "validation only", "no norms"],
+    ids=["nothing", "one step", "not finite", "validation only", "extreme", "no norms"],
 )
 def test_thin_and_broken_records_are_drawn(tmp_path: Path, lines: list[dict]) -> None:
     assert pixels(draw_curves(recorded(tmp_path, lines))).std() > 0.01

@@ -521,6 +521,18 @@ def test_a_run_of_no_numbers_under_a_long_name_is_drawn(tmp_path: Path) -> None:
     assert html.count("<img ") > 5
 
 
+def test_sizes_that_no_axis_can_have_are_passed_over(tmp_path: Path) -> None:
+    """A record of somebody else's may hold them: the page ended in an error of Matplotlib's."""
+    sizes = [1e308, -1e308, 5e-324, 1e-300, 1.0, 2.0]
+    lines = [{"step": step, "loss": 1.0, "grad_norm": 1.0} for step in range(6)]
+    metrics = [
+        {**line, **{name: [[sizes[(head + line["step"]) % 6] for head in range(3)]] for name in BY_HEAD}}
+        for line in lines
+    ]
+    html = page([open_run(write_run(tmp_path / "run", {"name": "a"}, onset=3, metrics=metrics))])
+    assert html.count("<img ") == len(PANELS)
+
+
 def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
 

@@ -10,10 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.files import atomic_write
+from flashpoint.runs.metrics import Series
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+LARGEST = 1e100
+"""No format of a training holds more, and Matplotlib scales no axis to much more."""
 
 
 def save(figure: Figure, path: Path) -> None:
@@ -24,6 +29,13 @@ def save(figure: Figure, path: Path) -> None:
     """
     with atomic_write(path, durable=False) as partial:
         figure.savefig(partial, format=path.suffix[1:].lower())
+
+
+def drawable(series: Series) -> Series:
+    """Return a series without sizes beyond :data:`LARGEST`, and with 0 for those below its inverse."""
+    steps, values = series
+    sizes = np.abs(values)
+    return steps, np.where(sizes < 1 / LARGEST, 0.0, np.where(sizes < LARGEST, values, np.nan))
 
 
 def literal(name: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpoint.lab.report.axes import literal, save, set_log_scale
+from flashpoint.lab.report.axes import drawable, literal, save, set_log_scale
 from flashpoint.lab.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
@@ -46,11 +46,11 @@ def draw_curves(folder: RunFolder) -> Path:
 
 def _draw_loss(panel: Axes, run: Run) -> None:
     if LOSS.name in run.columns:
-        panel.plot(*run.columns[LOSS.name], color="0.75", linewidth=0.8, label="training")
+        panel.plot(*drawable(run.columns[LOSS.name]), color="0.75", linewidth=0.8, label="training")
     if smoothed := run.smoothed(LOSS.name):
-        panel.plot(*smoothed.series, color="C0", label=f"training, mean over {smoothed.steps} steps")
+        panel.plot(*drawable(smoothed.series), color="C0", label=f"training, mean over {smoothed.steps} steps")
     if VALIDATION_LOSS.name in run.columns:
-        panel.plot(*run.columns[VALIDATION_LOSS.name], "o", color="C1", markersize=4, label="validation")
+        panel.plot(*drawable(run.columns[VALIDATION_LOSS.name]), "o", color="C1", markersize=4, label="validation")
     panel.set_ylabel(LOSS.axis)
     if panel.has_data():
         panel.legend(frameon=False)
@@ -58,7 +58,7 @@ def _draw_loss(panel: Axes, run: Run) -> None:
 
 def _draw_grad_norm(panel: Axes, run: Run) -> None:
     if GRAD_NORM.name in run.columns:
-        panel.plot(*run.columns[GRAD_NORM.name], color="C0", linewidth=0.8)
+        panel.plot(*drawable(run.columns[GRAD_NORM.name]), color="C0", linewidth=0.8)
         set_log_scale(panel)
     panel.set_ylabel(GRAD_NORM.axis)
 
@@ -68,7 +68,7 @@ def _draw_norms(panel: Axes, run: Run) -> None:
         steps, norms = series
         for layer, largest in enumerate(norms.max(1), 1):
             look = layer_look(layer, len(norms), hottest=layer == run.hottest_layer)
-            panel.plot(steps, largest, label=f"layer {layer}", **look)
+            panel.plot(*drawable((steps, largest)), label=f"layer {layer}", **look)
         panel.legend(frameon=False, ncols=4)
     panel.set_ylabel(f"{W_Q_NORM.axis},\nlargest head")
 

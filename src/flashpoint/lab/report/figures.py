@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flashpoint.lab.report.axes import literal, log_scale, symlog_scale
+from flashpoint.lab.report.axes import LARGEST, literal, log_scale, symlog_scale
 from flashpoint.lab.report.colours import colour, layer_look
 from flashpoint.lab.report.panel_grid import Cells, PanelGrid, Plot, Scale, panel_grid
 from flashpoint.runs.metric_table import (
@@ -174,7 +174,7 @@ def draw_heat_map(runs: Sequence[Run]) -> PanelGrid | None:
     lines = _lines_of((run for run, _ in measured), runs)
     grid = panel_grid(1, len(measured), height=2.6, title_lines=lines, between=0.75, right=1.35)
     largest = max(float(norms[np.isfinite(norms)].max(initial=1.0)) for _, (_, norms) in measured)
-    colours = LogNorm(0.3, largest)
+    colours = LogNorm(0.3, min(largest, LARGEST))
     grid.rows[0].label = W_Q_NORM.axis
     for plot, (run, (steps, norms)) in zip(grid.rows[0].plots, measured, strict=True):
         n_layer, n_head, _ = norms.shape

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.lab.report.axes import drawable
 from flashpoint.lab.report.frame import MINOR_TICK, TICK, Frame, Lines, Ticks, bare_axes, box, write
 from flashpoint.runs.metrics import Series
 
@@ -82,7 +83,7 @@ class Plot:
         """Add a curve; ``look`` has properties of :class:`matplotlib.lines.Line2D`."""
         from matplotlib.lines import Line2D
 
-        self.curves.append(Line2D(*series, **look))
+        self.curves.append(Line2D(*drawable(series), **look))
 
     def corners(self) -> NDArray[np.float64]:
         """Return points [n, 2] that have the range of the values, and of the positive ones."""
