@@ -20,7 +20,6 @@ from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.named import variant_named
-from flashpoint.numerics.ops import flash_bwd_op
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
 
@@ -252,7 +251,7 @@ def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
     )
 
 
-flash_bwd_op.register_autograd(_second_derivative)
+torch.library.register_autograd("flashpoint::flash_bwd", _second_derivative)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

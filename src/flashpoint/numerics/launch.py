@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
+from triton.compiler import CompiledKernel
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashpoint.hardware import capability, chip_of
@@ -90,26 +92,17 @@ def _flash_fwd(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor, shift: Tensor,
     ones: Tensor, causal: bool = True, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    B, H, T, d = q.shape
-    groups = variant.groups(layer, H)
-    variants = [chosen for chosen, _ in groups]
-    out = by_token(q, torch.float32 if any(chosen.returns_fp32 for chosen in variants) else q.dtype)
-    saves_another, saved = any(chosen.saved_out != "none" for chosen in variants), dtype_of_saved(variants)
-    out_for_delta = by_token(q, saved) if saves_another else q.new_empty(0, dtype=saved)
+    B, H, T, _ = q.shape
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    out = by_token(q, torch.float32 if plan.returns_fp32 else q.dtype)
+    out_for_delta = by_token(q, plan.saved) if plan.saves_another else q.new_empty(0, dtype=plan.saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
-    sizes = _tiles(q).forward
-    blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
-    bk = max(16, min(sizes.bk, *blocks))
-    selected = _selected(groups, H, q.device)
-    choices = _choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in blocks])
     centered = q.new_empty(0)
-    if any(chosen.center_keys for chosen in variants):
-        k = centered = _center_keys(k, selected, *[chosen.center_keys for chosen in variants])
-    flash_fwd_kernel[(triton.cdiv(T, sizes.bq) * B * H,)](
-        _descriptor(q, sizes.bq), _descriptor(k, bk), _descriptor(v, bk), out, out_for_delta, logsumexp, shift, ones,
-        seed_and_step, selected, B, H, T, layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=bk, **choices, PAIRS=_computes_on_pairs(q), STATISTICS=ones.numel() > 0,
-        **launch_options(sizes),
+    if any(plan.center_keys):
+        k = centered = _center_keys(k, plan.selected, *plan.center_keys)
+    (plan.statistics if ones.numel() else plan.forward)(
+        (q, k, v), out, out_for_delta, logsumexp, shift, ones, seed_and_step, plan.selected, B, H, T, layer,
+        plan.side_by_side,
     )  # fmt: skip
     return out, logsumexp, out_for_delta, centered
 
@@ -164,23 +157,15 @@ def flash_bwd_dq(
             centred.
     """
     B, H, T, d = q.shape
-    groups, sizes = variant.groups(layer, H), _tiles(q).grad_q
-    blocks = triton.cdiv(T, sizes.bq)
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    blocks = triton.cdiv(T, plan.tiles.grad_q.bq)
     grad_q = by_token(q, q.dtype)
-    rows = q.new_empty((2, B * H, blocks * sizes.bq), dtype=torch.float32)
-    variants = [chosen for chosen, _ in groups]
-    centers = any(chosen.center_keys for chosen in variants)
-    drift = q.new_empty((B * H, blocks, d) if centers else (0,), dtype=torch.float32)
-    selected = _selected(groups, H, q.device)
-    centers_grad_q = any(chosen.center_grad_q for chosen in variants)
-    centered = _center_keys(k, selected, True) if centers_grad_q else k
-    flash_bwd_dq_kernel[(blocks * B * H,)](
-        _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(centered, sizes.bk), _descriptor(v, sizes.bk),
-        _descriptor(grad_out, sizes.bq), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
-        _error_sizes(variants[0], layer, q.device), _error_sizes(variants[-1], layer, q.device), selected, B, H, T,
-        rows.shape[-1], rows[0].numel(), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale),
-        **launch_options(sizes, any(chosen.corrects_in_one_pass for chosen in variants)),
+    rows = q.new_empty((2, B * H, blocks * plan.tiles.grad_q.bq), dtype=torch.float32)
+    drift = q.new_empty((B * H, blocks, d) if any(plan.center_keys) else (0,), dtype=torch.float32)
+    centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
+    plan.grad_q(
+        (q, k, centered, v, grad_out), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
+        *plan.error_sizes, plan.selected, B, H, T, rows.shape[-1], B * H * rows.shape[-1], layer, plan.side_by_side,
     )  # fmt: skip
     return grad_q, rows, drift
 
@@ -200,14 +185,12 @@ def flash_bwd_dkdv(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
-    B, H, T, d = q.shape
-    groups, sizes = variant.groups(layer, H), _tiles(q).grad_kv
+    B, H, T, _ = q.shape
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
-    flash_bwd_dkdv_kernel[(triton.cdiv(T, sizes.bk) * B * H,)](
-        _descriptor(q, sizes.bq), _descriptor(k, sizes.bk), _descriptor(v, sizes.bk), _descriptor(grad_out, sizes.bq),
-        rows, drift, grad_k, grad_v, seed_and_step, _selected(groups, H, q.device), B, H, T, rows.shape[-1],
-        rows[0].numel(), triton.cdiv(T, _tiles(q).grad_q.bq), layer, _heads_side_by_side(T, d),
-        D=d, BQ=sizes.bq, BK=sizes.bk, **_choices(groups, layer, d, causal, scale), **launch_options(sizes),
+    plan.grad_kv(
+        (q, k, v, grad_out), rows, drift, grad_k, grad_v, seed_and_step, plan.selected, B, H, T, rows.shape[-1],
+        B * H * rows.shape[-1], triton.cdiv(T, plan.tiles.grad_q.bq), layer, plan.side_by_side,
     )  # fmt: skip
     return grad_k, grad_v
 
@@ -215,13 +198,130 @@ def flash_bwd_dkdv(
 def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
     """Compute K − mean_T(K) of the heads that centre keys, in a pass of its own; other heads keep K."""
     B, H, T, d = k.shape
-    k = _readable(k)
+    k, _ = _readable(k)
     centered = by_token(k, k.dtype)
     center_keys_kernel[(B * H,)](
         k, centered, selected, *k.stride()[:3], H, T,
         D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
     )  # fmt: skip
     return centered
+
+
+class _Launch:
+    """Launches of a kernel whose choices stay. What Triton made of the first is kept for all like it: to find it again
+    takes Triton's own launch longer than all else that the host does for a call.
+
+    Args:
+        programs: of the grid.
+        blocks: the tokens that the copy engine reads at a time of each of the first tensors.
+        choices: the compile-time arguments, and Triton's options.
+    """
+
+    def __init__(self, kernel: Any, programs: int, blocks: Sequence[int], choices: dict[str, Any]) -> None:
+        self._kernel, self._grid, self._blocks, self._choices = kernel, (programs, 1, 1), blocks, choices
+        self._kept: dict[tuple[object, ...], tuple[Any, list[dict[str, Any]], list[Any]]] = {}
+
+    def __call__(self, read: Sequence[Tensor], *others: Any) -> None:
+        """Launch with tensors that descriptors read, and the other arguments, whose numbers are always the same."""
+        tensors, strides = zip(*map(_readable, read), strict=True)
+        told_apart = [(x.dtype, x.data_ptr() % 16 == 0) for x in others if isinstance(x, Tensor)]  # by Triton
+        like = (*strides, *told_apart)
+        if kept := self._kept.get(like):
+            compiled, descriptors, constants = kept
+            compiled[self._grid](*map(_another, tensors, descriptors), *others, *constants)
+            return
+        first = [
+            TensorDescriptor(x, list(x.shape), list(of), [1, 1, tokens, x.shape[-1]])
+            for x, of, tokens in zip(tensors, strides, self._blocks, strict=True)
+        ]
+        compiled = self._kernel[self._grid](*first, *others, **self._choices)
+        if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
+            names = self._kernel.arg_names[len(first) + len(others) :]
+            without_base = [{name: of for name, of in vars(one).items() if name != "base"} for one in first]
+            self._kept[like] = compiled, without_base, [self._choices[name] for name in names]
+
+
+def _another(x: Tensor, like: dict[str, Any]) -> TensorDescriptor:
+    """Return the descriptor of a tensor that lies in memory as one whose descriptor was checked."""
+    descriptor = TensorDescriptor.__new__(TensorDescriptor)
+    vars(descriptor).update(like, base=x)
+    return descriptor
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """What is decided once for all calls of a variant in a layer on tensors of one shape."""
+
+    returns_fp32: bool
+    saves_another: bool
+    saved: torch.dtype
+    center_keys: list[bool]
+    """Of the selected heads, and of the others."""
+    centers_grad_q: bool
+    selected: Tensor
+    error_sizes: tuple[Tensor, Tensor]
+    tiles: Tiles
+    side_by_side: int
+    forward: _Launch
+    statistics: _Launch
+    """The forward pass that counts, too (:func:`row_statistics`)."""
+    grad_q: _Launch
+    grad_kv: _Launch
+
+
+@lru_cache(maxsize=1024)
+def _plan(
+    variant: AttentionVariant,
+    layer: int,
+    shape: torch.Size,
+    device: torch.device,
+    chip: str | None,
+    causal: bool,
+    scale: float | None,
+) -> _Plan:
+    B, H, T, d = shape
+    groups = variant.groups(layer, H)
+    variants = [chosen for chosen, _ in groups]
+    tiles = tiles_of(None if INTERPRETED else chip, d)
+    blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
+    sizes, sizes_q, sizes_kv = tiles.forward, tiles.grad_q, tiles.grad_kv
+    bk = max(16, min(sizes.bk, *blocks))
+    choices = _choices(groups, layer, d, causal, scale)
+    forward = {
+        "D": d, "BQ": sizes.bq, "BK": bk,
+        **_choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in blocks]),
+        "PAIRS": not INTERPRETED and capability(chip) >= PAIRS_FROM, **launch_options(sizes),
+    }  # fmt: skip
+    in_one_pass = any(chosen.corrects_in_one_pass for chosen in variants)
+    grad_q = {"D": d, "BQ": sizes_q.bq, "BK": sizes_q.bk, **choices, **launch_options(sizes_q, in_one_pass)}
+    grad_kv = {"D": d, "BQ": sizes_kv.bq, "BK": sizes_kv.bk, **choices, **launch_options(sizes_kv)}
+    of_queries = sizes.bq, bk, bk
+    programs = triton.cdiv(T, sizes.bq) * B * H
+    return _Plan(
+        returns_fp32=any(chosen.returns_fp32 for chosen in variants),
+        saves_another=any(chosen.saved_out != "none" for chosen in variants),
+        saved=dtype_of_saved(variants),
+        center_keys=[chosen.center_keys for chosen in variants],
+        centers_grad_q=any(chosen.center_grad_q for chosen in variants),
+        selected=_selection(groups[0][1] if len(groups) > 1 else (), H, device),
+        error_sizes=(_error_sizes(variants[0], layer, device), _error_sizes(variants[-1], layer, device)),
+        tiles=tiles,
+        side_by_side=max(1, GROUP_BYTES // (4 * T * d)),  # the heads whose K and V stay in L2 together
+        forward=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": False}),
+        statistics=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": True}),
+        grad_q=_Launch(
+            flash_bwd_dq_kernel,
+            triton.cdiv(T, sizes_q.bq) * B * H,
+            (sizes_q.bq, sizes_q.bk, sizes_q.bk, sizes_q.bk, sizes_q.bq),
+            grad_q,
+        ),
+        grad_kv=_Launch(
+            flash_bwd_dkdv_kernel,
+            triton.cdiv(T, sizes_kv.bk) * B * H,
+            (sizes_kv.bq, sizes_kv.bk, sizes_kv.bk, sizes_kv.bq),
+            grad_kv,
+        ),
+    )
 
 
 def _choices(
@@ -240,30 +340,33 @@ def _choices(
     return {"C": chosen[0], "ELSEWHERE": chosen[1] if len(chosen) > 1 else None}
 
 
-def _descriptor(x: Tensor, tokens: int) -> TensorDescriptor:
-    """Return a descriptor with which the GPU's copy engine reads ``tokens`` rows of one head at a time."""
-    x = _readable(x)
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, tokens, x.shape[-1]])
+def _readable(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """Return a tensor as the copy engine can read it, and the strides that it reads it by.
+
+    It is copied if its rows are not contiguous or strides and address no multiples of 16 bytes.
+    """
+    strides = _strides_to_read(x.shape, x.stride())
+    if strides is None or x.data_ptr() % 16:
+        x = x.contiguous()
+        strides = _strides_to_read(x.shape, x.stride())
+    assert strides is not None
+    return x, strides
 
 
-def _readable(x: Tensor) -> Tensor:
-    """Return ``x``, copied if its rows are not contiguous or strides and address no multiples of 16 bytes."""
-    strides = [stride for size, stride in zip(x.shape[:-1], x.stride()[:-1], strict=True) if size > 1]
-    if x.stride(-1) == 1 and x.data_ptr() % 16 == 0 and all(stride > 0 and stride % 8 == 0 for stride in strides):
-        return x if len(strides) == x.dim() - 1 else x.as_strided(x.shape, _without_odd_strides(x))
-    return x.contiguous()
-
-
-def _without_odd_strides(x: Tensor) -> list[int]:
-    """Return the strides of ``x`` with those of dimensions of size 1 replaced: these mean nothing."""
-    largest = max((size * stride for size, stride in zip(x.shape, x.stride(), strict=True) if size > 1), default=8)
+@lru_cache(maxsize=4096)
+def _strides_to_read(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the strides with those of dimensions of size 1 replaced, which mean nothing; None of what has to be
+    copied."""
+    meant = [stride for size, stride in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
+    if strides[-1] != 1 or any(stride <= 0 or stride % 8 for stride in meant):
+        return None
+    largest = max((size * stride for size, stride in zip(shape, strides, strict=True) if size > 1), default=8)
     rounded = -(-largest // 8) * 8
-    return [rounded if size == 1 else stride for size, stride in zip(x.shape, x.stride(), strict=True)]
-
-
-def _heads_side_by_side(length: int, head_size: int) -> int:
-    """Return the heads whose K and V stay in L2 together."""
-    return max(1, GROUP_BYTES // (4 * length * head_size))
+    last = len(shape) - 1
+    return tuple(
+        rounded if size == 1 and i < last else stride
+        for i, (size, stride) in enumerate(zip(shape, strides, strict=True))
+    )
 
 
 @lru_cache(maxsize=256)
@@ -276,15 +379,3 @@ def _selection(heads: tuple[int, ...], n_head: int, device: torch.device) -> Ten
 def _error_sizes(variant: AttentionVariant, layer: int, device: torch.device) -> Tensor:
     """Return the sizes of the errors injected into δ, [sizes] float32. They are copied once, as the selection is."""
     return torch.tensor(variant.delta_error.sizes_in(layer), device=device)
-
-
-def _selected(groups: Groups, n_head: int, device: torch.device) -> Tensor:
-    return _selection(groups[0][1] if len(groups) > 1 else (), n_head, device)
-
-
-def _tiles(q: Tensor) -> Tiles:
-    return tiles_of(None if INTERPRETED else chip_of(q.device), q.shape[-1])
-
-
-def _computes_on_pairs(q: Tensor) -> bool:
-    return not INTERPRETED and capability(chip_of(q.device)) >= PAIRS_FROM

@@ -176,6 +176,10 @@ class AttentionVariant:
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
         object.__setattr__(self, "key", json.dumps(self.to_dict(), sort_keys=True))
 
+    def __hash__(self) -> int:
+        """Return that of the key, which Python keeps: every call of an attention asks for it."""
+        return hash(self.key)
+
     @classmethod
     def from_dict(cls, fields: dict[str, Any]) -> AttentionVariant:
         """Return the inverse of :meth:`to_dict`; a field that is left out has its default, and so has a part of a
