@@ -115,7 +115,7 @@ def test_the_bias_of_a_call_and_a_sample_is_that_of_all_their_sequences() -> Non
     np.testing.assert_allclose(bias.error, error, rtol=1e-12)
     np.testing.assert_allclose(bias.noise, (weights * both["noise"] ** 2).sum(0) ** 0.5, rtol=1e-12)
     np.testing.assert_allclose(bias.nats, both["sum"].sum(0), rtol=1e-12)
-    threshold = stats.t.ppf(1 - 0.001 / 3 / 2, 44)
+    threshold = stats.t.ppf(1 - 0.001 / 3 / 2, np.round(total**2 / (both["bound"] ** 2).sum(0)) - 1)
     np.testing.assert_allclose(bias.smallest, error * threshold, rtol=1e-9)
     assert str(bias) == "45 sequences of 3 steps"
 

@@ -11,8 +11,9 @@ A bias is sure if two tests of one level say so.
   floor: what independent rows make by chance is no bias, however much alike the sequences are. Where rows spread
   against each other the test says less than it could.
 
-Each test has its own degrees of freedom: of many rows the spread is well known, of three sequences it is not. Both
-together err no more often than either.
+Each test has its own degrees of freedom: of many rows the spread is well known, of three sequences it is not. Rows and
+sequences differ in size, |dO||O|. Where few of them make most of the sum, only those few tell its spread: the degrees
+are of as many of one size, (Σ s)² / Σ s², as Kish counts them. Both tests together err no more often than either.
 
 The bias of δ is small beside its noise, and shows in the mean of many sequences. So there are sequences of which no
 tensors are kept but a few numbers for each head, a :class:`DeltaSample`.
@@ -114,7 +115,8 @@ class DeltaBias:
     Attributes:
         mean, error: Σ ε / Σ |dO||O| and its standard error over different sequences; the latter is NaN with one.
         row_error: the standard error of the mean if errors of rows were independent; 0 where older files do not tell.
-        rows: as many of one size tell the mean as surely: (Σ |dO||O|)² / Σ (|dO||O|)² over different sequences.
+        rows, like_sized: as many rows, or different sequences, of one size tell the mean as surely: (Σ s)² / Σ s² of
+            sizes s, which are |dO||O| of a row and its sum over a sequence.
         nats: Σ ε over all observed tokens, nats of the loss as backward was called on it: scaled by a GradScaler, or
             divided for gradient accumulation. Nothing is judged by it.
         noise: the root mean square over sequences of (Σ ε² / Σ (|dO||O|)²)^½, which weigh by (Σ |dO||O|)².
@@ -128,6 +130,7 @@ class DeltaBias:
     error: Tensor
     row_error: Tensor
     rows: Tensor
+    like_sized: Tensor
     nats: Tensor
     noise: Tensor
     counts: Tensor
@@ -168,17 +171,19 @@ class DeltaBias:
         mean = of_errors(source, different)[source.bias.name]
         squared_bounds = joined[source.bound.name].square() / joined[source.rows.name].clamp_min(1.0)
         squared_errors = joined[source.noise.name].square() * squared_bounds
+        bounds = different[source.bound.name]
         row_error, rows = _row_error(
             mean,
-            different[source.bound.name].sum(0),
+            bounds.sum(0),
             averaged(squared_errors, identities).sum(0),
             averaged(squared_bounds, identities).sum(0),
         )
         return cls(
             mean=mean,
-            error=_standard_error(different[source.sum.name], different[source.bound.name], counts),
+            error=_standard_error(different[source.sum.name], bounds, counts),
             row_error=row_error,
             rows=rows,
+            like_sized=bounds.sum(0).square() / bounds.square().sum(0).clamp_min(1e-300),
             nats=together[source.sum.name],
             noise=together[source.noise.name],
             counts=counts,
@@ -229,10 +234,13 @@ class DeltaBias:
     def _smallest_of(self, counts: Tensor) -> Tensor:
         """Return the smallest bias [H] that so many sequences of each head [H] would show, like these."""
         more = torch.where(self.counts > 0, counts / self.counts.clamp_min(1), 1.0).double()
-        of_sequences = self.error.new_tensor([standard_errors(one, len(self.mean)) for one in counts.tolist()])
-        rows = (self.rows * more).nan_to_num(0.0).clamp_max(_MOST).round().long()
-        of_rows = self.error.new_tensor([standard_errors(one, len(self.mean)) for one in rows.tolist()])
+        of_sequences, of_rows = (self._limits(numbers * more) for numbers in (self.like_sized, self.rows))
         return torch.maximum(of_sequences * self.error.clamp_min(1e-300), of_rows * self.row_error) / more.sqrt()
+
+    def _limits(self, numbers: Tensor) -> Tensor:
+        """Return how many standard errors [H] a mean of so many errors of one size surely stays below."""
+        whole = numbers.nan_to_num(0.0).clamp_max(_MOST).round().long().tolist()
+        return self.error.new_tensor([standard_errors(number, len(self.mean)) for number in whole])
 
     def needed(self, size: float) -> int:
         """Return how many different sequences would show a bias of a size in every head, if they spread as these

@@ -115,10 +115,10 @@ def explained(measures: Measures) -> Tensor:
     return (coarse & as_rounded(measures)) | (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)
 
 
-def standard_errors(sequences: int, heads: int) -> float:
-    """Return how many standard errors from a value a mean over sequences surely differs from it: Student's t,
-    Bonferroni over heads. Of one sequence it is as of two."""
-    return student_t_isf(CHANCE / heads / 2, max(sequences - 1, 1))
+def standard_errors(count: int, heads: int) -> float:
+    """Return how many standard errors from a value a mean of so many surely differs from it: Student's t, Bonferroni
+    over heads. Of one it is as of two."""
+    return student_t_isf(CHANCE / heads / 2, max(count - 1, 1))
 
 
 def mean_and_margin(values: Tensor, identities: Sequence[str]) -> tuple[Tensor, Tensor]:
