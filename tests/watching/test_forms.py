@@ -428,6 +428,22 @@ LEFT = torch.ones(BATCH, LENGTH, dtype=torch.bool)
 LEFT[1, :5], LEFT[2] = False, False
 
 
+def test_a_row_whose_keys_a_bias_closes_softly_has_weights_and_may_have_any_by_rounding() -> None:
+    """−10,000 is added to all keys that padding leaves to nine rows. In FP16 numbers lie 8 nats apart there."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(3, 1, 2, 33, 8).half()
+    there = (torch.arange(33) >= 9)[None, None, None]
+    prefix = (torch.ones(33, 33, dtype=torch.bool).tril() | (torch.arange(33) < 4))[None, None]
+    bias = torch.zeros(1, 1, 33, 33).masked_fill(~prefix, -10_000.0).half()
+    rounded = (3 * (q @ k.mT) + bias).masked_fill(~there, -torch.inf)
+    out = (rounded.float().softmax(-1) @ v.float()).half()
+    forms = [Form(is_causal, 3.0, bias=bias, mask=there) for is_causal in (True, False)]
+    assert agreeing(forms, [q, k, v, out], closely=True) is forms[1]
+    assert agreeing(forms, [q, k, v, out.flip(-1)], closely=True) is None
+    nothing_but = Form(False, 3.0, bias=bias - 20_000)
+    assert agreeing([nothing_but], [q, k, v, out.flip(-1)], closely=True) is None
+
+
 def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: str) -> Tensor:
     """An attention that is written out, as people write it; its rows without a key are NaN, 0 or the mean of V."""
     scores = q @ k.mT * SIZE**-0.5

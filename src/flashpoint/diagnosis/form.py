@@ -106,9 +106,9 @@ class Form:
         bias = self.bias.to(q.dtype)
         return bias if seen is None else bias.masked_fill(~seen, -math.inf)
 
-    def added(self, n: int) -> Tensor | None:
-        """Return the bias of a sequence [H or 1, T_q or 1, T_k] float64; None without one."""
-        return None if self.bias is None else _part(self.bias, n).double()
+    def added(self, n: int, rows: Tensor | None = None) -> Tensor | None:
+        """Return the bias of a sequence [H or 1, T_q or 1, T_k] float64, or of some rows; None without one."""
+        return None if self.bias is None else _part(self.bias, n, rows).double()
 
     def empty_rows(self, shape: Sequence[int], device: torch.device) -> Tensor | None:
         """Return the rows [N, H, T_q] that see no key; None where there can be none.

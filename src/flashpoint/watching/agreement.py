@@ -70,20 +70,24 @@ def gradient_of_logsumexp(gradient: Tensor, values: Tensor, kept: Mapping[str, T
 
 def _excess(form: Form, tensors: Sequence[Tensor], closely: bool) -> tuple[float, float]:
     """Return by how much the errors of rows exceed what is allowed, and the mean of the errors: of the sequence where
-    that is most. Rows that see no key, or have no number, count for nothing; where all that are looked at see none, and
-    O is something else in them than a softmax of equal scores makes, the form is none of it."""
+    that is most. Rows that see no key, or have no number, count for nothing. Where all that are looked at see none, and
+    O is something else in them than a softmax of equal scores makes, the form is none of it. Blurred rows exceed
+    nothing if another row tells. In the mean they are less than a row that sees no key and has something."""
     found = []
     for n in range(len(tensors[0]) if closely else 1):
-        errors, rounding, lone = _errors(form, [x[n] for x in tensors], n)
+        errors, rounding, lone, blurred = _errors(form, [x[n] for x in tensors], n)
         allowed = (_NEAR + rounding).clamp_max(_FAR) if closely else _FAR
-        over = float((errors - allowed).nanquantile(_NEARLY_ALL if closely else _HALF))
+        blurred &= ~(blurred | errors.isnan()).all()
+        telling = (errors - allowed).masked_fill(blurred, torch.nan)
+        errors = torch.where(blurred, errors.clamp_max(_FAR), errors)
+        over = float(telling.nanquantile(_NEARLY_ALL if closely else _HALF))
         if math.isnan(over):
             over = math.inf if bool(lone.any()) else -math.inf
         found.append((over, float(torch.where(lone, 1.0, errors).nanmean().nan_to_num())))
     return max(found)
 
 
-def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Tensor, Tensor]:
+def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return how far some rows of O are from what the definition makes of q, k and v, over their norms. Each is
     [H, T, d], of sequence n. Where the form has no sink the definition has that which the rows show in a head.
 
@@ -92,7 +96,8 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
     Returns:
         The error of each head and row, NaN where a row sees no key. By how much weights change where scores are
         rounded to the dtype of O. Which rows see no key, and are neither 0, nor NaN, which a softmax of −∞ is, nor the
-        mean of V of several keys, as where −3.4·10³⁸ is added to all scores.
+        mean of V of several keys, as where −3.4·10³⁸ is added to all scores. Which rows a bias blurs: it is so large at
+        their largest score, −10,000 at all keys for example, that rounding to the dtype of O changes that by a nat.
     """
     out = sequence[3]
     # Autocast casts what the attention is given to what O has.
@@ -118,7 +123,11 @@ def _errors(form: Form, sequence: Sequence[Tensor], n: int) -> tuple[Tensor, Ten
     of_equal = (actual - mean).norm(dim=-1) <= _NEAR * v.square().mean(-2, keepdim=True).sum(-1).sqrt()
     of_equal &= v.shape[-2] > 1  # O of a single key is its V, also where the key is seen
     lone = closed.all(-1) & (actual != 0).any(-1) & ~of_equal & ~actual.isnan().all(-1)
-    return (actual - expected).norm(dim=-1) / size, rounding, lone
+    blurred = torch.zeros_like(lone)
+    if (bias := form.added(n, rows)) is not None:
+        at_largest = bias.expand_as(scores).gather(-1, scores.argmax(-1, keepdim=True))[..., 0]
+        blurred = ~closed.all(-1) & (at_largest.abs() * torch.finfo(out.dtype).eps / 2 > 1)
+    return (actual - expected).norm(dim=-1) / size, rounding, lone, blurred
 
 
 def _scores(form: Form, q: Tensor, k: Tensor, rows: Tensor, n: int) -> Tensor:
