@@ -35,6 +35,13 @@ def test_a_trainers_losses_of_0_beside_a_norm_that_is_nan_are_nan() -> None:
     assert len(log.remarks) == 1
 
 
+def test_a_trainers_log_of_lists_in_lists_is_refused(tmp_path: Path) -> None:
+    """A small file took Python's stack."""
+    (tmp_path / "trainer_state.json").write_text("[" * 10**6)
+    with pytest.raises(UserError, match=r"trainer_state\.json: no whole trainer_state\.json \(.*recursion"):
+        log_of(tmp_path / "trainer_state.json")
+
+
 def test_a_trainers_folder_is_the_log_of_its_newest_checkpoint(tmp_path: Path) -> None:
     for step in (500, 1000):
         (tmp_path / f"checkpoint-{step}").mkdir()

@@ -29,7 +29,7 @@ def read_trainer_state(path: Path) -> Record:
     """
     try:
         entries = json.loads(path.read_bytes())[_HISTORY]
-    except (ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(f"{path}: no whole trainer_state.json ({error}); give that of an earlier checkpoint") from error
     rows, hidden = [], []
     for entry in entries if isinstance(entries, list) else []:

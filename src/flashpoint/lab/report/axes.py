@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.errors import escaped
 from flashpoint.files import atomic_write
 from flashpoint.runs.metrics import Series
 
@@ -27,7 +30,7 @@ def save(figure: Figure, path: Path) -> None:
     Raises:
         OSError: it cannot be written.
     """
-    with atomic_write(path, durable=False) as partial:
+    with atomic_write(path, durable=False) as partial, boxes_for_missing_glyphs():
         figure.savefig(partial, format=path.suffix[1:].lower())
 
 
@@ -38,10 +41,18 @@ def drawable(series: Series) -> Series:
     return steps, np.where(sizes < 1 / LARGEST, 0.0, np.where(sizes < LARGEST, values, np.nan))
 
 
+@contextlib.contextmanager
+def boxes_for_missing_glyphs() -> Iterator[None]:
+    """Draw a box for a character that the font lacks, as of a name in another script, and say nothing of it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from")
+        yield
+
+
 def literal(name: str) -> str:
     """Return text that Matplotlib draws as it stands: formulas are between dollars, and a legend leaves out what begins
-    with an underscore."""
-    return f"{' ' if name.startswith('_') else ''}{name}".replace("$", r"\$")
+    with an underscore. What does not print is escaped."""
+    return f"{' ' if name.startswith('_') else ''}{escaped(name)}".replace("$", r"\$")
 
 
 def set_log_scale(panel: Axes) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
+from flashpoint.lab.report.axes import boxes_for_missing_glyphs
 from flashpoint.lab.report.html_text import html_text
 from flashpoint.lab.report.localization_sections import localization_sections
 from flashpoint.lab.report.panel_grid import PanelGrid
@@ -117,7 +118,8 @@ def _image(grid: PanelGrid) -> Image:
     from PIL import Image as Picture
 
     canvas = FigureCanvasAgg(grid.figure)
-    canvas.draw()
+    with boxes_for_missing_glyphs():
+        canvas.draw()
     buffer = io.BytesIO()
     # curves hardly shrink by more effort, of which the library's default takes twice the time; nothing is transparent
     Picture.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB").save(buffer, "png", compress_level=1)
