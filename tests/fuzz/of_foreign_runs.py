@@ -65,7 +65,7 @@ def lay(tree: Path, case: tuple[Any, ...]) -> Command:
         link, mine = work / _RUN / name, tree / f"mine-{number}"
         link.parent.mkdir(exist_ok=True)
         if name in _FOLDERS:
-            shutil.copytree(link, mine) if link.is_dir() else mine.mkdir()
+            shutil.copytree(link, mine, symlinks=True) if link.is_dir() else mine.mkdir()
             (mine / "step-000000003.json").write_text("mine")
             (mine / "loss.png").write_text("mine")
             shutil.rmtree(link, ignore_errors=True)
