@@ -57,7 +57,7 @@ def lay(tree: Path, case: tuple[list[str], tuple[str, ...], str | None]) -> Comm
         ("experiment=laptop", "tracking=disabled", *flags, *arguments),
         may_write=("work/runs",),
         notices=("failed: ", "run "),
-        world=World(memory_mib=500),
+        world=World(memory_mib=1500),
     )
 
 
