@@ -1,6 +1,7 @@
 """Files of the user's own, which may import others beside them and define classes."""
 
 import pickle
+import subprocess
 import sys
 from pathlib import Path
 
@@ -25,3 +26,14 @@ def test_a_file_imports_what_lies_beside_it_and_its_classes_can_be_pickled(
     assert shape().layers == 3
     with pytest.raises(UserError, match=r"training\.py has no Shap; did you mean Shape\? it has Shape$"):
         load(f"{tmp_path}/training.py:Shap", "--function")
+
+
+def test_a_file_does_not_get_the_number_of_a_stream_that_users_code_closes(tmp_path: Path) -> None:
+    """What was printed next went into it."""
+    code = (
+        "import os, sys\nfrom flashpoint.user_code import undisturbed\n"
+        "with undisturbed():\n    os.close(2)\n    os.close(0)\n"
+        "file = open('file', 'w')\nprint('line', file=sys.stderr, flush=True)\nassert file.fileno() > 2\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=tmp_path, check=True)
+    assert (tmp_path / "file").read_text() == ""

@@ -95,8 +95,28 @@ def readers_may_leave() -> Iterator[None]:
         if sys.stdout:  # None where it was closed from the start
             sys.stdout.flush()
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what Python flushes at its end
+        to_null_device(sys.stdout.fileno())  # for what Python flushes at its end
         sys.exit(128 + signal.SIGPIPE)
+
+
+def to_null_device(number: int) -> None:
+    """Have a descriptor lead nowhere."""
+    null = os.open(os.devnull, os.O_RDWR)
+    if null == number:
+        os.set_inheritable(number, True)  # as the three of a process are
+    else:
+        os.dup2(null, number)
+        os.close(null)
+
+
+def open_closed_streams() -> None:
+    """Have stdin, stdout and stderr lead nowhere where they are closed: the next file that is opened would get their
+    number, and what is printed."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            to_null_device(number)
 
 
 def is_first_process() -> bool:

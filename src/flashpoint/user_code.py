@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserCodeError, UserError, nearest
+from flashpoint.errors import UserCodeError, UserError, nearest, open_closed_streams
 from flashpoint.files import file_sha256
 
 _LONGEST = 300  # characters of what an error says
@@ -56,13 +56,15 @@ def file_digest(word: str) -> str:
 @contextmanager
 def undisturbed() -> Iterator[None]:
     """Let user's code in the block change neither the working directory of what follows, to which paths are relative,
-    nor the number of processes: one that it forks ends here. Two would write one run."""
+    nor the number of processes: one that it forks ends here. Two would write one run. Streams that it closes lead
+    nowhere."""
     process, folder = os.getpid(), os.open(".", os.O_RDONLY)
     try:
         yield
     finally:
         if os.getpid() != process:
             os._exit(0)
+        open_closed_streams()
         os.fchdir(folder)
         os.close(folder)
 

@@ -12,6 +12,8 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
+from flashpoint.errors import open_closed_streams, to_null_device
+
 _FILES = (io.TextIOWrapper, io.BufferedWriter, io.BufferedRandom)
 
 
@@ -51,7 +53,7 @@ class LastingText(io.TextIOWrapper):
         except BlockingIOError:
             pass  # a full pipe that does not block: its reader comes back
         except OSError:
-            _to_null_device(self.fileno())  # what the buffer holds goes there, too, and what others write
+            to_null_device(self.fileno())  # what the buffer holds goes there, too, and what others write
 
 
 def own_streams() -> None:
@@ -61,11 +63,8 @@ def own_streams() -> None:
     their number, and what libraries write to stderr. Stderr is lasting. Where the encoding is ASCII, as in the locale
     ``C``, it becomes UTF-8. What another encoding lacks is escaped.
     """
+    open_closed_streams()
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
-        try:
-            os.fstat(number)
-        except OSError:
-            _to_null_device(number)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115, until the end
     for stream in (sys.stdout, sys.stderr):
@@ -83,15 +82,6 @@ def make_stdout_lasting() -> None:
 def _lasting(stream: TextIO) -> TextIO:
     """Return a lasting stream in place of one of this process's; one that a caller has put there stays."""
     return LastingText(stream) if type(stream) is io.TextIOWrapper else stream
-
-
-def _to_null_device(number: int) -> None:
-    null = os.open(os.devnull, os.O_RDWR)
-    if null == number:
-        os.set_inheritable(number, True)  # as the three are
-    else:
-        os.dup2(null, number)
-        os.close(null)
 
 
 @contextlib.contextmanager
