@@ -14,7 +14,7 @@ import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.production import PRODUCTION, _opaque, make_ready, refuse_missing
+from flashpoint.numerics.production import PRODUCTION, ProductionAttention, _opaque, make_ready, refuse_missing
 from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases
@@ -214,6 +214,15 @@ def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
 def test_what_cannot_run_here_is_refused(kernel: str, deterministic: bool, names: str) -> None:
     with pytest.raises(UserError, match=names):
         refuse_missing(kernel, CPU, deterministic)
+
+
+def test_a_library_that_was_built_for_another_pytorch_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> Tensor:
+        raise NotImplementedError("No operator found\n  its extension cannot be loaded")
+
+    monkeypatch.setitem(PRODUCTION, "xformers", ProductionAttention(fails, package="numpy"))
+    with pytest.raises(UserError, match=r"attn=xformers: numpy does not compute here \(.*No operator found.*sdpa"):
+        refuse_missing("xformers", CPU, True)
 
 
 def test_cudnn_asks_for_a_run_without_determinism() -> None:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, one_line
 
 Call = Callable[..., Tensor]
 """q [B, H, T, d], k and v [B, H_kv, T, d], whether it is causal, and α or None for 1/√d, to O [B, H, T, d]. One that
@@ -280,6 +280,19 @@ def why_missing(kernel: str, device: torch.device) -> str:
         return f"needs {attention.package}; pip install {attention.package}"
     if attention.needs_gpu and device.type != "cuda":
         return "trains on a GPU alone; take a machine with one"
+    return "" if attention.package == "torch" else _why_it_fails(kernel, device)
+
+
+@cache
+def _why_it_fails(kernel: str, device: torch.device) -> str:
+    """Return what a library says when it is called: what it was built for can be another PyTorch or chip."""
+    q = torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
+    try:
+        PRODUCTION[kernel].call(q, q, q, True, None).sum().backward()
+    except Exception as error:
+        return (
+            f"{PRODUCTION[kernel].package} does not compute here ({one_line(error)[:200]}); install one that is for it"
+        )
     return ""
 
 
