@@ -22,14 +22,14 @@ from benchmarks.workers import Worker, those_ready
 from flashpoint.cli.table import Cell, Table
 
 MODES = ("compiled", "eager")
-LOOPS = ("sdpa", "sdpa:flash", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed")
+LOOPS = ("sdpa", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed")
 """``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside."""
 HOST = ("sdpa", "stabilize", "flash_fixed")
 PLAIN = "sdpa"
 _BOTH = "forward and backward"
 _SMALL = (1, 4, 256, 64)
 _CALLS = {"cuda": 50, "cpu": 1}
-_BACKENDS = {"flash": SDPBackend.FLASH_ATTENTION, "cudnn": SDPBackend.CUDNN_ATTENTION}
+_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION}
 _SEQUENCES = 8
 _TOKENS = {"cuda": 1024, "cpu": 64}
 _TINY: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 512}
