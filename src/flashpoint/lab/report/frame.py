@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -15,6 +16,8 @@ TICK, MINOR_TICK = 3.5 / 72, 2.0 / 72
 """Inches that a tick takes. As much again is free between it and its number."""
 _X_LABEL = 0.29
 """Inches from an axis to the top of its label below."""
+_DIGIT = 0.64
+"""Of the size of a font, the width of a digit of Matplotlib's own."""
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -92,7 +95,19 @@ class Ticks:
                     part = length * float(to_parts.transform(point)[way])
                     at[minor].append(part)
                     numbers += [(part, _plain(text))] if text else []
-        return cls(*at, numbers, _plain(axis.get_major_formatter().get_offset()))
+        return cls(*at, numbers if way else _apart(numbers), _plain(axis.get_major_formatter().get_offset()))
+
+
+def _apart(numbers: list[tuple[float, str]]) -> list[tuple[float, str]]:
+    """Return the numbers of an axis below a panel, or every second or third of them, so that none touches the next."""
+    from matplotlib import rcParams
+
+    if len(numbers) < 2:
+        return numbers
+    digit = _DIGIT * float(rcParams["font.size"]) / 72
+    widest = (1 + max(len(text) for _, text in numbers)) * digit
+    closest = min(abs(there - here) for (here, _), (there, _) in pairwise(numbers))
+    return numbers[:: math.ceil(widest / closest)]
 
 
 @dataclass(frozen=True)
