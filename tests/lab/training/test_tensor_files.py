@@ -83,6 +83,7 @@ CHANGES: dict[str, tuple[Callable[[Tensors], object], str]] = {
     "NaN": (lambda held: held[QKV][3].fill_(torch.nan), f"{QKV}: holds NaN or infinity, before which the run"),
     "an infinite moment": (lambda held: held[MOMENT][0].fill_(torch.inf), f"{MOMENT}: holds NaN or infinity"),
     "one more": (lambda held: held.update({"model/extra": torch.zeros(2)}), "model/extra: no tensor of this model"),
+    "a count": (lambda held: held[QKV.replace("model/", "step/")].add_(1), "step/.* is \\d+ after \\d+ steps; "),
     "the step": (lambda held: held.pop("seed_and_step"), "seed_and_step: missing, expected I64 \\[2\\]"),
     "none": (lambda held: held.clear(), "seed_and_step: missing, expected I64 \\[2\\]"),
     "of a probe, another": (lambda held: held.update({KEPT: torch.zeros(2)}), "the state of similarity is none that"),

@@ -89,6 +89,9 @@ class Checkpoint:
             UserError: the file has others. A hash beside it that matches does not make them the run's.
         """
         tensors = read_tensors(self.path, forms, REMEDY, _OF_PROBES)
+        for name, tensor in tensors.items():  # which the chain's checksum leaves out
+            if name.startswith("step/") and tensor.item() != min(self.step, 2**24):  # float32 counts no further
+                raise UserError(f"{self.path}: {name} is {tensor.item():g} after {self.step:,} steps; {REMEDY}")
         if finite_until is not None and finite_until.is_finite(self.step):
             check_finite(self.path, tensors, forms, REMEDY)
         return tensors
