@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -130,6 +131,47 @@ def test_fp16_inside_does_not_depend_on_the_size_of_the_gradient(size: float) ->
     assert math.log2(float(factor)) == round(math.log2(float(factor)))
     largest = float(grad_out.abs().max()) * 32 * float(factor)
     assert 2**14 <= largest < 2**15 or size < 1e-25  # FP32 has no larger power of two
+
+
+def test_every_bf16_number_becomes_the_nearest_fp16_number_or_the_largest() -> None:
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)
+    seen = []
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        seen.extend((q, k, v))
+        return q + k + v
+
+    row = every.reshape(1, 1, 256, 256)
+    in_fp16(attend, row, row, row)
+    wanted = np.clip(every.double().numpy(), -65504, 65504).astype(np.float16)
+    assert all(np.array_equal(x.numpy().reshape(-1), wanted, equal_nan=True) for x in seen)
+
+
+@pytest.mark.parametrize("exponent", [-60, -3, 0, 20, 90])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_every_fp16_gradient_comes_back_rounded_once(dtype: torch.dtype, exponent: int) -> None:
+    """dO is 2^−exponent, so that the kernel's is multiplied by 2^exponent times 2^k, and its gradients divided."""
+    every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(torch.float16)
+    finite = every[every.isfinite()][: 2**15].reshape(1, 1, 128, 256)
+    factors = []
+
+    class Gives(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: object, q: Tensor) -> Tensor:
+            return q.clone()
+
+        @staticmethod
+        def backward(ctx: object, grad: Tensor) -> Tensor:
+            factors.append(float(grad.flatten()[0]))
+            return finite
+
+    grad_out = torch.full(finite.shape, 2.0**-exponent if dtype != torch.float16 else 2.0**-3).to(dtype)
+    q = torch.zeros(finite.shape, dtype=dtype, requires_grad=True)
+    (found,) = torch.autograd.grad(in_fp16(lambda q, k, v: Gives.apply(q), q, q.detach(), q.detach()), q, grad_out)
+    factor = factors[0] / float(grad_out.flatten()[0])
+    exact = finite.double() / factor
+    big = exact.abs() >= torch.finfo(dtype).tiny
+    assert torch.equal(found[big], exact.to(dtype)[big])
 
 
 @pytest.mark.parametrize("values", [0.0, math.inf, math.nan])

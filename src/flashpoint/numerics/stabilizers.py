@@ -90,7 +90,12 @@ def in_fp16(
 
 
 def _half(x: Tensor) -> Tensor:
-    return x.float().clamp(-FP16_MAX, FP16_MAX).half()
+    return x.half().clamp(-FP16_MAX, FP16_MAX)  # what is beyond it has become infinite
+
+
+def _wide(x: Tensor) -> Tensor:
+    """Return it in a dtype that has every power of two."""
+    return x.float() if x.dtype == torch.float16 else x
 
 
 class _Enter(torch.autograd.Function):
@@ -107,7 +112,11 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inner, factor = grads
-        outer = ((grad.float() / factor).to(dtype) for grad, dtype in zip(inner, ctx.dtypes, strict=True))
+        outer = (
+            # By a power of two it does not matter which comes first, and BF16 is half to read and write.
+            grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
+            for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+        )
         return None, *outer
 
 
@@ -126,7 +135,7 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         factor = power_of_two(grad_out, ctx.tokens)
-        return factor, None, None, (grad_out.float() * factor).to(ctx.dtype), *(grad * factor for grad in grads)
+        return factor, None, None, (_wide(grad_out) * factor).to(ctx.dtype), *(grad * factor for grad in grads)
 
 
 def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
@@ -136,7 +145,7 @@ def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
         grad_out: dO [B, H, T, d].
         tokens: the dimension that counts T.
     """
-    largest = grad_out.detach().abs().amax().float() * grad_out.shape[tokens]
+    largest = torch.linalg.vector_norm(grad_out.detach(), torch.inf).float() * grad_out.shape[tokens]
     exponent = (largest.view(torch.int32) >> 23) - 127  # 2^exponent ≤ largest < 2^(exponent + 1)
     wanted = (14 - exponent).clamp(-126, 126)
     factor = ((wanted + 127) << 23).view(torch.float32)
