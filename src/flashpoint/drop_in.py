@@ -6,7 +6,6 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -242,16 +241,6 @@ def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device) -> 
         raise ValueError(f"seed_and_step {list(seed_and_step.shape)} {dtype}: give [2] int64")
     if seed_and_step.device != device:
         raise ValueError(f"seed_and_step is on {seed_and_step.device}: give it on {device}, as query is")
-
-
-def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-    raise ValueError(
-        "this attention has no second derivatives; choose variant='sdpa' inside "
-        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
-    )
-
-
-torch.library.register_autograd("flashpoint::flash_bwd", _second_derivative)
 
 
 def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:

@@ -1,6 +1,7 @@
 """The op: well formed, indifferent to strides and autocast, frugal, and the same on every launch."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -138,3 +139,27 @@ def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytes
         name = ops.graph_name(variant.key)
         results = [flash_fwd_op(q, k, v, SEED_AND_STEP, word, 1, True, 0.25) for word in (variant.key, name)]
         assert all(map(torch.equal, *results))
+
+
+def test_what_an_op_calls_is_not_compiled_where_a_graph_breaks_beside_it() -> None:
+    """The compiler would drop rounding points of the reference."""
+    compiled: list[str] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> Any:
+        compiled.extend(str(node.target) for node in graph.graph.nodes if node.op.startswith("call"))
+        return graph.forward
+
+    q, k, v = (torch.randn(1, 2, 32, 16).bfloat16() for _ in range(3))
+
+    def step() -> Tensor:
+        try:
+            torch._dynamo.graph_break()
+            out: Tensor = flash_fwd_op(q, k, v, SEED_AND_STEP, AttentionVariant().key, 1, True, 0.25)[0]
+            return out
+        finally:
+            compiled.append("the end")
+
+    torch._dynamo.reset()
+    out = torch.compile(step, backend=backend)()
+    assert set(compiled) <= {"the end", "flashpoint.flash_fwd.default", "<built-in function getitem>"}
+    assert out.equal(step())

@@ -225,7 +225,7 @@ class _Launch:
         """Launch with tensors that descriptors read, and the other arguments, whose numbers are always the same."""
         tensors, strides = zip(*map(_readable, read), strict=True)
         told_apart = [(x.dtype, x.data_ptr() % 16 == 0) for x in others if isinstance(x, Tensor)]  # by Triton
-        like = (*strides, *told_apart)
+        like = (*strides, *((x.dtype, x.shape) for x in tensors), *told_apart)
         if kept := self._kept.get(like):
             compiled, descriptors, constants = kept
             compiled[self._grid](*map(_another, tensors, descriptors), *others, *constants)
@@ -347,7 +347,7 @@ def _readable(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """
     strides = _strides_to_read(x.shape, x.stride())
     if strides is None or x.data_ptr() % 16:
-        x = x.contiguous()
+        x = x.clone(memory_format=torch.contiguous_format)  # also of one that only its address keeps from being read
         strides = _strides_to_read(x.shape, x.stride())
     assert strides is not None
     return x, strides

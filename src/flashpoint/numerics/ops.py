@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import sys
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -32,13 +33,24 @@ def _op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., 
     """Make a function an op of this package. ``custom_op`` would add 20 µs of the host to every call of it."""
 
     def made(implementation: Callable[..., Any]) -> torch._ops.OpOverload[..., Any]:
+        def untraced(*arguments: Any) -> Any:
+            if "torch._dynamo" in sys.modules:  # which would compile what an op calls, where a graph breaks at it
+                return _disabled(implementation)(*arguments)
+            return implementation(*arguments)
+
         schema = torch.library.infer_schema(implementation, mutates_args=())
         torch.library.define(f"flashpoint::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
-        torch.library.impl(f"flashpoint::{name}", "default", implementation)
+        torch.library.impl(f"flashpoint::{name}", "default", untraced)
         op: torch._ops.OpOverload[..., Any] = getattr(torch.ops.flashpoint, name).default
         return op
 
     return made
+
+
+@lru_cache
+def _disabled(implementation: Callable[..., Any]) -> Callable[..., Any]:
+    disabled: Callable[..., Any] = torch.compiler.disable(implementation)
+    return disabled
 
 
 @_op("flash_fwd")
@@ -49,9 +61,10 @@ def flash_fwd_op(
     variant's key, or its :func:`graph_name`."""
     choices = _named(variant)
     if kernels := kernels_for(q, choices, layer):
-        results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
-            q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
-        )
+        with torch.cuda.device_of(q):  # Triton launches on the current one
+            results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
+                q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
+            )
         return results
     with torch.autocast(q.device.type, enabled=False):
         saved = _saved_like(q, choices, layer)
@@ -84,9 +97,10 @@ def flash_bwd_op(
     choices = _named(variant)
     saved = (out, logsumexp, out_for_delta, centered)
     if kernels := kernels_for(q, choices, layer):
-        results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
-            grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
-        )
+        with torch.cuda.device_of(q):
+            results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
+                grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
+            )
         return results
     with torch.autocast(q.device.type, enabled=False):
         grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
@@ -223,3 +237,13 @@ def _backward(ctx: Any, grad_out: Tensor | None, *_: None) -> tuple[Tensor | Non
 
 
 torch.library.register_autograd("flashpoint::flash_fwd", _backward, setup_context=_setup_context)
+
+
+def _second_derivative(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    raise ValueError(
+        "this attention has no second derivatives; choose variant='sdpa' inside "
+        "torch.nn.attention.sdpa_kernel(SDPBackend.MATH)"
+    )
+
+
+torch.library.register_autograd("flashpoint::flash_bwd", _second_derivative)

@@ -288,7 +288,10 @@ def _why_it_fails(kernel: str, device: torch.device) -> str:
     """Return what a library says when it is called: what it was built for can be another PyTorch or chip."""
     q = torch.zeros(1, 1, 128, 64, dtype=torch.bfloat16, device=device, requires_grad=True)
     try:
-        PRODUCTION[kernel].call(q, q, q, True, None).sum().backward()
+        with torch.enable_grad():
+            PRODUCTION[kernel].call(q, q, q, True, None).sum().backward()
+    except torch.OutOfMemoryError:
+        raise  # it says nothing of the library
     except Exception as error:
         return (
             f"{PRODUCTION[kernel].package} does not compute here ({one_line(error)[:200]}); install one that is for it"
