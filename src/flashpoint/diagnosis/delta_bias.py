@@ -13,7 +13,7 @@ A bias is sure if two tests of one level say so.
 
 Each test has its own degrees of freedom: of many rows the spread is well known, of three sequences it is not. Rows and
 sequences differ in size, |dO||O|. Where few of them make most of the sum, only those few tell its spread: the degrees
-are nearly of as many of one size, (Σ s)² / Σ s², as Kish counts them. Both tests together err no more often than either.
+are nearly of as many of one size, (Σ s)² / Σ s², as Kish counts them. Both tests together err no more often than one.
 
 The bias of δ is small beside its noise, and shows in the mean of many sequences. So there are sequences of which no
 tensors are kept but a few numbers for each head, a :class:`DeltaSample`.
