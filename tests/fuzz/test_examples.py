@@ -16,6 +16,8 @@ EXAMPLES: dict[str, str] = {
     "attn=null": "attn=null: give the name of one option: fa4, flash_attn, flash_bf16",
     "experiment=null": "experiment=null: give the name of one option: demo_cpu",
     "attn=[flash_bf16,sdpa]": "attn=[flash_bf16,sdpa]: give the name of one option",
+    "-m attn=range(1,5)": "attn=range(1,5): give names of options: fa4, flash_attn, flash_bf16",
+    "-m attn=flash_bf16,2": "attn=flash_bf16,2: give names of options: fa4",
     "attn=../attn/sdpa": "attn=../attn/sdpa: give the name of one option",
     "hydra/launcher=null": "hydra/launcher=null: give the name of one option",
     "~train": "~train: nothing of the configuration can be left out",

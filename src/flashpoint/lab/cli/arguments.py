@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
+from hydra.core.override_parser.types import ChoiceSweep, IntervalSweep, Override, RangeSweep
 
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
@@ -153,6 +153,7 @@ def _check_form(override: Override) -> None:
     if override.is_delete():
         raise UserError(f"~{key}: nothing of the configuration can be left out; set it to another value")
     if override.is_sweep_override():
+        _check_swept_options(override)
         return
     value = override.value()
     if key in _FOLDERS and not str(value).strip():
@@ -164,8 +165,23 @@ def _check_form(override: Override) -> None:
     if isinstance(value, dict) and "/" not in key:
         return  # keys of the group, not an option of it
     if not isinstance(value, str) or not _OPTION.fullmatch(value):
-        options = sorted(path.stem for path in (CONFIGS / key).glob("*.yaml"))
-        raise UserError(f"{line}: give the name of one option{': ' * bool(options)}{', '.join(options)}")
+        raise UserError(f"{line}: give the name of one option{_options_of(key)}")
+
+
+def _check_swept_options(override: Override) -> None:
+    """Refuse numbers where a group's options are swept."""
+    swept, key = override.value(), override.key_or_group
+    numbers = isinstance(swept, RangeSweep | IntervalSweep) or (
+        isinstance(swept, ChoiceSweep) and any(isinstance(value, int | float) for value in swept.list)
+    )
+    if numbers and key in GROUPS:
+        raise UserError(f"{override.input_line}: give names of options{_options_of(key)}")
+
+
+def _options_of(group: str) -> str:
+    """Return a colon and the names of the options of a group; nothing of one that this package does not have."""
+    options = sorted(path.stem for path in (CONFIGS / group).glob("*.yaml"))
+    return f": {', '.join(options)}" if options else ""
 
 
 def _check_names(override: Override, *, own_groups: bool) -> None:
