@@ -111,7 +111,8 @@ def lay(tree: Path, case: tuple[str, bytes, bytes | None, str]) -> Command:
     overrides, flags = (chosen, ()) if group != "primary" else ((), chosen)
     base = () if group in ("experiment", "primary") else ("experiment=laptop",)
     arguments = (*base, "tracking.wandb=disabled", *overrides, "--config-dir", "../mine", *flags)
-    return Command(_SCRIPT, arguments, may_write=("work/runs",))
+    by_code = ("evil",) if group == "hydra/launcher" else ()  # a launcher that a command line chooses is code
+    return Command(_SCRIPT, arguments, may_write=("work/runs", *by_code))
 
 
 KIND = Kind("YAML of the user's own", _CASES, lay, in_ci=18)
