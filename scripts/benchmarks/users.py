@@ -64,14 +64,13 @@ def _host_times(device: torch.device, out: Path | None) -> None:
     """Print and write the host's time of one eager call: of a shape so small that the GPU waits for the host."""
     what = f"host time of one eager call of {'×'.join(map(str, _SMALL))} in µs; medians (quartiles) of {ROUNDS} rounds"
     report = Report("users-host", heading(device, what), out)
+    calls = _CALLS[device.type]
     found: dict[str, dict[str, Times]] = {}
     for name in HOST:
         with _contexts(nn.Linear(1, 1, device=device), name == "stabilize", ""):
             passes = _passes(name, device)
             found[name] = {
-                which: np.array(
-                    [1e6 * block(one, _CALLS[device.type], device) / _CALLS[device.type] for _ in range(ROUNDS + 1)][1:]
-                )
+                which: np.array([1e6 * block(one, calls, device) / calls for _ in range(ROUNDS + 1)][1:])
                 for which, one in passes.items()
             }
     rows = [

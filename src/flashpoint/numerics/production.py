@@ -114,8 +114,8 @@ def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
         return forward(q, k, v, is_causal, scale)
 
     @fwd.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-        B, T, H, _ = q.shape
+    def _(q: Tensor, *_: Any) -> tuple[Tensor, Tensor]:
+        B, T, H, _d = q.shape
         return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
 
     @torch.library.custom_op(f"flashpoint::{name}_bwd", mutates_args=())
@@ -133,16 +133,7 @@ def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
         return backward(grad_out, q, k, v, out, logsumexp, is_causal, scale)
 
     @bwd.register_fake
-    def _(
-        grad_out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        is_causal: bool,
-        scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         return grad_q, grad_k, grad_v
 
