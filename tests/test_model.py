@@ -55,8 +55,9 @@ def test_a_fresh_model_predicts_almost_uniformly() -> None:
     assert loss.item() == pytest.approx(math.log(97), abs=0.05)
 
 
-def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64() -> None:
-    model = GPT(CONFIG, EXACT, 3)
+@pytest.mark.parametrize("z_loss", [0.0, 0.25])
+def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float) -> None:
+    model = GPT(CONFIG, EXACT, 3, z_loss)
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, so that attention matters
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.1)
@@ -64,8 +65,10 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64() -> None:
     loss = model(inputs, targets, SEED_AND_STEP)
     loss.backward()
     weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
-    expected = plain_gpt2_loss(weights, inputs, targets)
-    expected.backward()
+    logits = plain_gpt2_logits(weights, inputs).flatten(0, 1)
+    log_z = logits.exp().sum(-1).log()
+    expected = (log_z - logits.gather(1, targets.view(-1, 1)).squeeze(1)).mean()
+    (expected + z_loss * log_z.square().mean()).backward()
     assert loss.item() == pytest.approx(expected.item(), rel=1e-6)
     for name, parameter in model.named_parameters():
         gradient, reference = parameter.grad, weights[name].grad
@@ -74,7 +77,7 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64() -> None:
         assert (gradient - reference).norm() <= 2e-5 * reference.norm(), name
 
 
-def plain_gpt2_loss(w: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Tensor:
+def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor) -> Tensor:
     """GPT-2 from its published equations, softmax attention written out."""
     T = inputs.shape[1]
     x = w["token_embedding.weight"][inputs] + w["position_embedding.weight"][:T]
@@ -91,8 +94,7 @@ def plain_gpt2_loss(w: dict[str, Tensor], inputs: Tensor, targets: Tensor) -> Te
         x = x + torch.cat(heads, -1) @ w[p + "attention.projection.weight"].T
         y = F.layer_norm(x, (64,)) * w[p + "mlp_norm.weight"]
         x = x + F.gelu(y @ w[p + "mlp.expand.weight"].T) @ w[p + "mlp.projection.weight"].T
-    logits = F.layer_norm(x, (64,)) * w["final_norm.weight"] @ w["token_embedding.weight"].T
-    return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+    return F.layer_norm(x, (64,)) * w["final_norm.weight"] @ w["token_embedding.weight"].T
 
 
 def test_sequences_longer_than_the_positions_are_refused() -> None:

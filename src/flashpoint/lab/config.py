@@ -127,6 +127,9 @@ class TrainConfig:
     """AdamW's, on matrices."""
     grad_clip: Annotated[float, Field(ge=0), EXPERIMENT] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
+    z_loss: Annotated[float, Field(ge=0), EXPERIMENT] = 0.0
+    """Coefficient of the mean of logsumexp(logits)², whose gradient joins that of the loss (arXiv 2204.02311: 1e-4).
+    No loss that is logged holds it."""
     log_interval: Count = 10
     """Steps between reads of the losses from the device, and so the detector's latency."""
     checksum_interval: CountOrNone = 100

@@ -94,11 +94,12 @@ class GPT(nn.Module):
         config: the shape.
         variant: numerics of the attention; the model only hands it on.
         seed: of the initial weights, which are the same on any device; ``config.init_seed`` has precedence.
+        z_loss: coefficient of the mean of logsumexp(logits)², which the loss's gradient is of, too.
     """
 
-    def __init__(self, config: ModelConfig, variant: AttentionVariant, seed: int) -> None:
+    def __init__(self, config: ModelConfig, variant: AttentionVariant, seed: int, z_loss: float = 0.0) -> None:
         super().__init__()
-        self.config = config
+        self.config, self._z_loss = config, z_loss
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
         self.position_embedding = nn.Embedding(config.context, config.d_model)
         self.blocks = nn.ModuleList(Block(config, variant, layer + 1) for layer in range(config.n_layer))
@@ -108,6 +109,8 @@ class GPT(nn.Module):
     def forward(self, tokens: Tensor, targets: Tensor, seed_and_step: Tensor) -> Tensor:
         """Return the mean cross-entropy, [] float32, in nats.
 
+        Its gradient is that of cross-entropy + z_loss · mean(logsumexp(logits)²).
+
         Args:
             tokens, targets: [B, T] int64, T ≤ context.
             seed_and_step: [2] int64, key of stochastic rounding.
@@ -115,8 +118,12 @@ class GPT(nn.Module):
         Raises:
             ValueError: T is longer than the positions.
         """
-        logits = self.logits(tokens, seed_and_step)
-        return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+        logits = self.logits(tokens, seed_and_step).flatten(0, 1).float()
+        loss = F.cross_entropy(logits, targets.flatten())
+        if self._z_loss:
+            z_loss = self._z_loss * logits.logsumexp(-1).square().mean()
+            loss = loss + (z_loss - z_loss.detach())  # + 0: who reads the loss sees the cross-entropy alone
+        return loss
 
     def logits(self, tokens: Tensor, seed_and_step: Tensor) -> Tensor:
         """Return the next tokens' logits, [B, T, V] in the dtype of autocast; arguments and errors as for the loss."""

@@ -17,8 +17,10 @@ import torch
 from torch import Tensor
 
 from flashpoint.errors import UserError
+from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.endings import tell_of_run
 from flashpoint.lab.config import Config
+from flashpoint.lab.replay import replayed_values
 from flashpoint.lab.training import plan, run_description, trainer
 from flashpoint.lab.training.checkpoints import Checkpoint
 from flashpoint.lab.training.execution import run
@@ -28,7 +30,7 @@ from flashpoint.listeners import Listener, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from flashpoint.runs.subfolders import by_step
-from tests.composed import composed
+from tests.composed import CONFIGS, composed, composed_values
 from tests.conftest import TINY
 from tests.verdicts import metrics_of
 
@@ -227,6 +229,29 @@ def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
     assert at + 2 == stopped.step < whole.step
     resumed = runs.train(f"resume={runs.folder / 'stopped'}", *settings)
     assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
+
+
+@pytest.mark.parametrize("option", ["train.z_loss=0.1"])
+def test_what_changes_an_update_is_repeated_bit_by_bit_and_gone_on_with(runs: Runs, option: str) -> None:
+    settings = ("train.log_interval=1", "checkpoints.interval=4")
+    plain = runs.train("run_name=plain", *settings)
+    whole = runs.train("run_name=whole", option, *settings)
+    losses, with_option = (
+        [line["loss"] for line in metrics_of(Path(one.run)) if "loss" in line] for one in (plain, whole)
+    )
+    assert losses[0] == with_option[0]  # the loss that is logged is the cross-entropy
+    assert losses[2] != with_option[2]
+    replayed = run(replay_of(runs, "whole", "run_name=replayed"), [])
+    assert (replayed.chain_digest, replayed.weights_digest) == (whole.chain_digest, whole.weights_digest)
+    runs.train("run_name=stopped", option, *settings, listeners=[Stops(6)])
+    resumed = runs.train(f"resume={runs.folder / 'stopped'}", option, *settings)
+    assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
+
+
+def replay_of(runs: Runs, name: str, *overrides: str) -> Config:
+    """The configuration of a replay of a run, as the command line makes it."""
+    given = [f"replay={runs.folder / name}", f"runs_dir={runs.folder}", *overrides]
+    return build_config(replayed_values(composed_values(*given), given), CONFIGS / "attn")
 
 
 def test_a_branch_that_turns_nan_at_once_says_where(runs: Runs) -> None:

@@ -71,7 +71,7 @@ def prepare_run(plan: Plan) -> PreparedRun:
     recorded = _recorded_tokens(plan)
     prepared = contextlib.nullcontext(lambda: config.data) if recorded else _preparing(plan)
     with surely_interrupted(), prepared as preparing:  # a compiler's callbacks can drop Ctrl-C, too
-        model = GPT(config.model, config.attn, config.seed)
+        model = GPT(config.model, config.attn, config.seed, config.train.z_loss)
         if config.checkpoints.interval:
             needed = RunSize.of_config(config, plan.device.type, ranks.world)
             capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
