@@ -278,7 +278,7 @@ def copy_run(source: Path, target: Path) -> None:
         (["attn="], ["attn=: give the name of one option", "flash_bf16"]),
         (
             ["attn=own"],
-            ["attn/own", "choose one of fa4, flash_attn", "FOLDER/attn/own.yaml, with --config-dir FOLDER"],
+            ["attn/own", "choose one of fa4, fa4_fixed, flash_attn", "FOLDER/attn/own.yaml, with --config-dir FOLDER"],
         ),
         (["seed=1,2"], ["seed=1,2: several values are a sweep", "flashpoint train -m 'seed=1,2'"]),
         (["seed=range(2)"], ["seed=range(2): several values are a sweep", "flashpoint train -m 'seed=range(2)'"]),

@@ -344,6 +344,9 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["sdpa:math", "--block", "4x4"], "--block and --sram: only of the engine flash"),
         (["sdpa:math", "--accumulate", "fp32"], "--accumulate: only of the engines flash and baseline"),
         (["sdpa:cudnn"], "sdpa:cudnn: trains on a GPU alone"),
+        (["flex"], "flex: trains on a GPU alone"),
+        (["fa4_fixed"], "fa4_fixed: needs flash-attn-4; pip install flash-attn-4"),
+        (["flex_fixed", "--precision", "fp16"], "flex_fixed: computes in bf16, not fp16; change --precision"),
         (["flash_bf16", "--precision", "fp16"], "flash_bf16: computes in bf16, fp32, not fp16; change --precision"),
     ],
 )  # fmt: skip

@@ -401,6 +401,7 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
         (["{folder}/good", "--layer", "7"], "--layer 7"),
         (["{folder}/good", "--attention", "flash"], "an emulation"),
         (["{folder}/good", "--attention", "nothing"], "no such engine"),
+        (["{folder}/good", "--attention", "flex_fixed", "--device", "cpu"], "flex_fixed: trains on a GPU alone"),
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:

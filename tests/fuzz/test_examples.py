@@ -13,10 +13,10 @@ from tests.fuzz.judge import laid_out, run
 ABOUT_SIZE = "the run needs at least "
 EXAMPLES: dict[str, str] = {
     "model=null": "model=null: give the name of one option: gpt2_124m, ignite, laptop",
-    "attn=null": "attn=null: give the name of one option: fa4, flash_attn, flash_bf16",
+    "attn=null": "attn=null: give the name of one option: fa4, fa4_fixed, flash_attn",
     "experiment=null": "experiment=null: give the name of one option: demo_cpu",
     "attn=[flash_bf16,sdpa]": "attn=[flash_bf16,sdpa]: give the name of one option",
-    "-m attn=range(1,5)": "attn=range(1,5): give names of options: fa4, flash_attn, flash_bf16",
+    "-m attn=range(1,5)": "attn=range(1,5): give names of options: fa4, fa4_fixed, flash_attn",
     "-m attn=flash_bf16,2": "attn=flash_bf16,2: give names of options: fa4",
     "attn=../attn/sdpa": "attn=../attn/sdpa: give the name of one option",
     "hydra/launcher=null": "hydra/launcher=null: give the name of one option",

@@ -69,6 +69,7 @@ def test_elsewhere_takes_the_formats_and_is_named() -> None:
     )
     assert unrounded.title == "flash_fp32 layers=[1] elsewhere=flash_bf16, Ō of 1 mantissa bit"
     with pytest.raises(
-        UserError, match=r"attn\.elsewhere=flash_b16: no such variant; choose one of fa4, flash_attn, flash_bf16"
+        UserError,
+        match=r"attn\.elsewhere=flash_b16: no such variant; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",
     ):
         resolved({"name": "x", "layers": [1], "elsewhere": "flash_b16"}, VARIANTS)

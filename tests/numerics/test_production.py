@@ -15,7 +15,14 @@ import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.production import PRODUCTION, ProductionAttention, _opaque, make_ready, refuse_missing
+from flashpoint.numerics.production import (
+    PRODUCTION,
+    ProductionAttention,
+    _opaque,
+    _opaque_backward,
+    make_ready,
+    refuse_missing,
+)
 from flashpoint.numerics.stabilizers import center, in_fp16, power_of_two
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases
@@ -220,7 +227,7 @@ def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
         return out.transpose(1, 2).contiguous(), q.new_zeros(q.shape[:3], dtype=torch.float32)
 
     def backward(
-        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, causal: bool, scale: float | None
+        grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, _: None, causal: bool, scale: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         assert lse.shape == (out.shape[0], out.shape[2], out.shape[1])
         q, k, v, out, grad = (x.transpose(1, 2) for x in (q, k, v, out, grad))
@@ -230,7 +237,7 @@ def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
         grad_q, grad_k, grad_v = grad_scores @ k, grad_scores.mT @ q, probs.mT @ grad
         return tuple(x.transpose(1, 2).contiguous() for x in (grad_q, grad_k, grad_v))  # type: ignore[return-value]
 
-    attend = _opaque("of_a_test", forward, backward)
+    attend = _opaque("of_a_test", forward, _opaque_backward("of_a_test", backward))
     *given, grad_out = inputs()
     wanted = [x.float().requires_grad_() for x in given]
     out = F.scaled_dot_product_attention(*wanted, is_causal=True, scale=0.3)

@@ -232,7 +232,7 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
         ("all --device cpu", "kernels need a CUDA device"),
         (
             "training --device cpu --attention flash_nothing",
-            "In 'train': Could not find 'attn/flash_nothing'; choose one of fa4, flash_attn, flash_bf16",
+            "In 'train': Could not find 'attn/flash_nothing'; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",
         ),
         (
             "training --device cpu --shape nothing",

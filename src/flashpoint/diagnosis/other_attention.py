@@ -111,11 +111,14 @@ def of_variant(variant: AttentionVariant) -> OtherAttention:
 
 
 def function_of_layer(variant: AttentionVariant, layer: int) -> Function:
-    """Return what a variant computes in a layer, as a function."""
+    """Return what a variant computes in a layer, as a function, which raises Refused where its kernel does not run."""
+    kernel = kernel_in(variant, layer)
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
-        if kernel_in(variant, layer) == "flash":
+        if kernel == "flash":
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
+        elif why := why_missing(kernel, q.device):
+            raise Refused(variant.name, why)
         key = torch.zeros(2, dtype=torch.int64, device=q.device)
         return attention(q, k, v, variant, layer=layer, seed_and_step=key, causal=is_causal, scale=scale)
 

@@ -298,7 +298,7 @@ class Config:
                 "raise the first or lower the second"
             )
         check_in_model(self.attn, self.model.n_layer, self.model.n_head)
-        if self.train.precision != "bf16" and (self.attn.kernel == "flash" or self.attn.elsewhere is not None):
+        if self.train.precision != "bf16" and (self.attn.runs_kernels_of_ours or self.attn.elsewhere is not None):
             raise ValueError(
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"
             )

@@ -15,6 +15,9 @@ from typing import Any
 from flashpoint.numerics.choices import DeltaError, Heads, Rounding
 from flashpoint.numerics.delta_rules import RULES
 
+CORRECTED = ("flex", "fa4")
+"""Kernels of other libraries whose δ takes a gradient of L, by which it is corrected from outside."""
+
 
 def check(fields: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` of the first constraint that the fields of a variant break."""
@@ -120,6 +123,18 @@ def _fp16(fp16_inside: bool, kernel: str) -> None:
         raise ValueError("attn.fp16_inside: kernel=flash takes BF16 and FP32; take attn=sdpa_cudnn or the like")
 
 
+def _outside(kernel: str, delta: str, fp16_inside: bool) -> None:
+    if kernel == "flash" or delta == "out":
+        return
+    if kernel not in CORRECTED or delta != "out_fp32":
+        raise ValueError(
+            f"attn.delta={delta}: kernel={kernel} computes δ out of reach; set attn.delta=out, or "
+            "take attn=flex_fixed, fa4_fixed, or one of ours"
+        )
+    if fp16_inside:
+        raise ValueError(f"attn.fp16_inside: attn.delta={delta} takes BF16 alone; choose one of the two")
+
+
 def _injected_error(delta_error: DeltaError, kernel: str, center_keys: bool, layers: tuple[int, ...] | None) -> None:
     if delta_error.kind == "none":
         return
@@ -143,5 +158,6 @@ _CONSTRAINTS: tuple[Callable[..., None], ...] = (
     _exact_row_sum,
     _centred_keys,
     _fp16,
+    _outside,
     _injected_error,
 )

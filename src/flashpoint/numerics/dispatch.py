@@ -11,13 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
-from flashpoint.numerics.ops import flash_fwd_op, graph_name, index_of, kernels_for, noise_key
+from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, name_for_op, noise_key
 from flashpoint.numerics.production import production_attention
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
-
-_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
-"""PyTorch 2.6 does not tell. There every graph has a variant's key: it is right in an export, too."""
 
 
 def attention(
@@ -49,6 +46,11 @@ def attention(
         if kernel == "flash":
             kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
             return kept[0]
+        if front.delta != "out":
+            from flashpoint.numerics import outside_delta  # few variants ask for it
+
+            bits = front.out_residual_bits
+            return outside_delta.corrected(kernel, q, k, v, bits, seed_and_step, is_causal=causal, scale=scale)
         return production_attention(kernel, q, k, v, is_causal=causal, scale=scale)
 
     return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
@@ -75,9 +77,9 @@ def flash_fwd(
         third is empty where it is O.
     """
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    # A program that is exported runs where no variant has that name, or another one.
-    name = variant.key if _is_exporting() else graph_name(variant.key)
-    out, logsumexp, out_for_delta, centered = flash_fwd_op(q, k, v, seed_and_step, name, layer, causal, scale)
+    out, logsumexp, out_for_delta, centered = flash_fwd_op(
+        q, k, v, seed_and_step, name_for_op(variant.key), layer, causal, scale
+    )
     return out, logsumexp, out_for_delta, centered
 
 

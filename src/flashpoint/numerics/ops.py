@@ -152,6 +152,16 @@ def _form_of_results(key: str) -> str:
     return " or ".join(forms) + where
 
 
+_is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
+"""PyTorch 2.6 does not tell. There every graph has a variant's key: it is right in an export, too."""
+
+
+def name_for_op(key: str) -> str:
+    """Return what a call hands to the ops for a variant's key."""
+    # A program that is exported runs where no variant has a graph's name, or another one.
+    return key if _is_exporting() else graph_name(key)
+
+
 def _named(word: str) -> AttentionVariant:
     return variant_from_key(_KEYS.get(word, word))
 

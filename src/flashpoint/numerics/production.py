@@ -49,7 +49,7 @@ def _sdpa(backend: SDPBackend | None) -> Call:
         grouped = q.shape[1] != k.shape[1]
         if backend is None:
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-        k, v = (_each_head(q, x) for x in (k, v))  # not every backend takes fewer heads of keys
+        k, v = (each_head(q, x) for x in (k, v))  # not every backend takes fewer heads of keys
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
 
@@ -57,12 +57,27 @@ def _sdpa(backend: SDPBackend | None) -> Call:
 
 
 def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
+    out: Tensor = _called_flex(q, k, v, is_causal, scale)
+    return out
+
+
+def flex_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
+    """Return FlexAttention's O [B, H, T, d] and L [B, H, T] float32, a natural logarithm; both have gradients."""
+    from torch.nn.attention import flex_attention as library
+
+    if not hasattr(library, "AuxRequest"):  # before PyTorch 2.9
+        out, logsumexp = _called_flex(q, k, v, is_causal, scale, return_lse=True)
+        return out, logsumexp
+    out, others = _called_flex(q, k, v, is_causal, scale, return_aux=library.AuxRequest(lse=True))
+    return out, others.lse
+
+
+def _called_flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, **asked: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     mask = _causal_mask(q.shape[2], str(q.device)) if is_causal else None
     attend: Any = flex_attention if torch.compiler.is_compiling() else _compiled_flex()
-    out: Tensor = attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1])
-    return out
+    return attend(q, k, v, block_mask=mask, scale=scale, enable_gqa=q.shape[1] != k.shape[1], **asked)
 
 
 _MASKS: dict[tuple[int, str], Any] = {}
@@ -101,12 +116,17 @@ def _compiled_flex() -> Any:
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
 """q, k, v [B, T, H, d], whether it is causal, and α, to O [B, T, H, d] and L [B, H, T] float32."""
-Backward = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor, Tensor]]
-"""dO, q, k, v, O, L, whether it is causal, and α, to dQ, dK, dV."""
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
+"""dO, q, k, v, O, L, the gradient of L [B, H, T] float32 or None, whether it is causal, and α, to dQ, dK, dV."""
 
 
 def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
-    """Return a library's attention that no compiler can trace as one node of a graph for each pass."""
+    """Return a library's attention that no compiler can trace as one node of a graph for each pass.
+
+    Args:
+        name: of the forward pass in graphs.
+        backward: a node of :func:`_opaque_backward`.
+    """
 
     @torch.library.custom_op(f"flashpoint::{name}_fwd", mutates_args=())
     def fwd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -118,31 +138,12 @@ def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
         B, T, H, _d = q.shape
         return torch.empty_like(q, memory_format=torch.contiguous_format), q.new_empty((B, H, T), dtype=torch.float32)
 
-    @torch.library.custom_op(f"flashpoint::{name}_bwd", mutates_args=())
-    def bwd(
-        grad_out: Tensor,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        out: Tensor,
-        logsumexp: Tensor,
-        is_causal: bool,
-        scale: float | None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_out, q, k, v = (x.contiguous() for x in (grad_out, q, k, v))
-        return backward(grad_out, q, k, v, out, logsumexp, is_causal, scale)
-
-    @bwd.register_fake
-    def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        return grad_q, grad_k, grad_v
-
     def saved(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         q, k, v, ctx.is_causal, ctx.scale = inputs
         ctx.save_for_backward(q, k, v, *output)
 
     def gradients(ctx: Any, grad_out: Tensor, _grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        return (*bwd(grad_out, *ctx.saved_tensors, ctx.is_causal, ctx.scale), None, None)
+        return (*backward(grad_out, *ctx.saved_tensors, None, ctx.is_causal, ctx.scale), None, None)
 
     fwd.register_autograd(gradients, setup_context=saved)
 
@@ -151,6 +152,32 @@ def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
         return out.transpose(1, 2)
 
     return call
+
+
+def _opaque_backward(name: str, backward: Backward) -> Backward:
+    """Return a library's backward pass as one node of a graph."""
+
+    @torch.library.custom_op(f"flashpoint::{name}_bwd", mutates_args=())
+    def bwd(
+        grad_out: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        grad_logsumexp: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        grad_out, q, k, v, out = (x.contiguous() for x in (grad_out, q, k, v, out))
+        return backward(grad_out, q, k, v, out, logsumexp, grad_logsumexp, is_causal, scale)
+
+    @bwd.register_fake
+    def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        return grad_q, grad_k, grad_v
+
+    return bwd
 
 
 def _fa4_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -167,13 +194,19 @@ def _fa4_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
+    grad_logsumexp: Tensor | None,
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     from flash_attn.cute.interface import _flash_attn_bwd
 
-    grads = _flash_attn_bwd(q, k, v, out, grad_out, logsumexp, scale, is_causal, deterministic=True)
+    grads = _flash_attn_bwd(
+        q, k, v, out, grad_out, logsumexp, scale, is_causal, deterministic=True, dlse=grad_logsumexp
+    )
     return grads[0], grads[1], grads[2]
+
+
+fa4_backward = _opaque_backward("fa4", _fa4_backward)
 
 
 def _xformers_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -191,6 +224,7 @@ def _xformers_backward(
     v: Tensor,
     out: Tensor,
     logsumexp: Tensor,
+    _grad_logsumexp: None,
     is_causal: bool,
     scale: float | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -201,11 +235,11 @@ def _xformers_backward(
     return grads[0], grads[1], grads[2]
 
 
-_xformers_opaque = _opaque("xformers", _xformers_forward, _xformers_backward)
+_xformers_opaque = _opaque("xformers", _xformers_forward, _opaque_backward("xformers", _xformers_backward))
 
 
 def _xformers(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    return _xformers_opaque(q, _each_head(q, k), _each_head(q, v), is_causal, scale)
+    return _xformers_opaque(q, each_head(q, k), each_head(q, v), is_causal, scale)
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
@@ -216,7 +250,7 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float |
     return out.transpose(1, 2)
 
 
-def _each_head(q: Tensor, x: Tensor) -> Tensor:
+def each_head(q: Tensor, x: Tensor) -> Tensor:
     """Return keys or values [B, H, T, d] of as many heads as the queries have."""
     return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
 
@@ -231,7 +265,7 @@ PRODUCTION: dict[str, ProductionAttention] = {
     ),
     "flex": ProductionAttention(_flex, needs_gpu=True),
     "flash_attn": ProductionAttention(_flash_attn, package="flash-attn", needs_gpu=True),
-    "fa4": ProductionAttention(_opaque("fa4", _fa4_forward, _fa4_backward), package="flash-attn-4", needs_gpu=True),
+    "fa4": ProductionAttention(_opaque("fa4", _fa4_forward, fa4_backward), package="flash-attn-4", needs_gpu=True),
     "xformers": ProductionAttention(_xformers, package="xformers", needs_gpu=True),
 }
 """By the name that ``attn.kernel`` and the YAML files of ``configs/attn`` have. ``sdpa`` lets PyTorch choose."""

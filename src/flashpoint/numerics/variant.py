@@ -68,7 +68,8 @@ class AttentionVariant:
         "xformers",
     ] = "flash"
     """``flash`` makes every choice below. The others are production attentions
-    (:mod:`flashpoint.numerics.production`), and make those of the next paragraph alone."""
+    (:mod:`flashpoint.numerics.production`), and make those of the next paragraph alone; ``flex`` and ``fa4`` that of
+    ``delta=out_fp32``, too (:mod:`flashpoint.numerics.outside_delta`)."""
 
     # In front of any kernel
     shift_keys: Shift = "none"
@@ -248,6 +249,11 @@ class AttentionVariant:
     def saved_out(self) -> SavedOut:
         """Which O the forward pass has to save for δ beside the one that it returns."""
         return RULES[self.delta].saved_out
+
+    @property
+    def runs_kernels_of_ours(self) -> bool:
+        """Whether this package's kernels compute something of it."""
+        return self.kernel == "flash" or self.delta != "out"
 
     @property
     def stabilizes(self) -> bool:

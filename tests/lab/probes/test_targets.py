@@ -12,6 +12,7 @@ from flashpoint.lab.build_config import build_config
 from flashpoint.lab.config import ModelConfig, Targets
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.instrumented import InstrumentedPass
+from flashpoint.lab.probes.observation import analysed
 from flashpoint.lab.probes.targets import draw, with_unrounded_out
 from flashpoint.numerics.choices import STOCHASTIC, UNROUNDED, Rounding
 from flashpoint.numerics.variant import AttentionVariant
@@ -67,6 +68,8 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     split = AttentionVariant(delta="out_fp32", out_residual_bits=3)
     assert with_unrounded_out(sensitive(split)).blocks[0].attention.variant.out_residual_bits is None
     production = AttentionVariant(name="sdpa", kernel="sdpa")
+    corrected = AttentionVariant(name="flex_fixed", kernel="flex", delta="out_fp32", out_residual_bits=6)
+    assert analysed(corrected, "bf16") == AttentionVariant(name="flex_fixed", delta="out_fp32", out_residual_bits=6)
     assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == UNROUNDED
 
 

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.other_attention import BACKENDS, of_production, users_function
+from flashpoint.diagnosis.other_attention import BACKENDS, function_of_layer, of_production, users_function
 from flashpoint.diagnosis.probe import Function
 from flashpoint.errors import UserCodeError, UserError
 from flashpoint.files import CONFIGS
@@ -135,7 +135,8 @@ def engines_named(words: Sequence[str], precisions: Sequence[Format], device: to
 def engine_of(variant: AttentionVariant, name: str) -> Engine:
     """Return the engine that computes a variant: its kernels on a GPU, the PyTorch attention elsewhere."""
     if variant.kernel != "flash":
-        return Called(name, _of_production(variant), ("bf16", "fp16", "fp32"))
+        formats = ("bf16",) if variant.runs_kernels_of_ours else ("bf16", "fp16", "fp32")
+        return Called(name, _out_alone(function_of_layer(variant, 1)), formats)
     return Called(name, _of_variant(variant), ("bf16", "fp32"))
 
 
@@ -163,14 +164,6 @@ def _of_variant(variant: AttentionVariant) -> Call:
         return out, None if variant.center_keys else logsumexp  # that of centred scores is another number
 
     return call
-
-
-def _of_production(variant: AttentionVariant) -> Call:
-    def function(q: Tensor, k: Tensor, v: Tensor, causal: bool, scale: float) -> Tensor:
-        key = torch.zeros(2, dtype=torch.int64, device=q.device)
-        return dispatch.attention(q, k, v, variant, layer=1, seed_and_step=key, causal=causal, scale=scale)
-
-    return _out_alone(function)
 
 
 def _sdpa(backend: str) -> Called:

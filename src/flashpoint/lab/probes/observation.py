@@ -235,8 +235,8 @@ def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVarian
         dtype = torch.float16
     rounding = UNROUNDED if dtype == torch.float32 else Rounding("nearest", round(-math.log2(torch.finfo(dtype).eps)))
     return AttentionVariant(
-        name=variant.name, probs=rounding, out=rounding, grad_scores=rounding, layers=variant.layers,
-        heads=variant.heads, elsewhere=elsewhere,
+        name=variant.name, probs=rounding, out=rounding, grad_scores=rounding, delta=variant.delta,
+        out_residual_bits=variant.out_residual_bits, layers=variant.layers, heads=variant.heads, elsewhere=elsewhere,
     )  # fmt: skip
 
 

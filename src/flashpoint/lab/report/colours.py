@@ -34,6 +34,8 @@ _VARIANTS = {
     "flex": "#17becf",
     "flash_attn": "#b5651d",
     "fa4": "#bcbd22",
+    "flex_fixed": "#0b5d66",
+    "fa4_fixed": "#6b6c12",
     "xformers": "#5254a3",
 }
 """Those of ``configs/attn/``. The first six are the README's, and told apart by colour-blind readers, too: Okabe & Ito
