@@ -46,7 +46,11 @@ RECORDED = {
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    sorted(path for group in ("attn", "model", "tracking", "experiment") for path in (CONFIGS / group).glob("*.yaml")),
+    sorted(
+        path
+        for group in ("attn", "model", "optimizer", "tracking", "experiment")
+        for path in (CONFIGS / group).glob("*.yaml")
+    ),
     ids=lambda path: f"{path.parent.name}={path.stem}",
 )
 def test_every_option_composes(path: Path) -> None:
@@ -214,6 +218,7 @@ def test_a_run_is_uploaded_only_where_it_is_asked_for() -> None:
         ("train.warmup_steps=-1", "train.warmup_steps=-1: give 0 or more"),
         ("train.threads=0", "train.threads=0: give more than 0"),
         ("train.micro_batch_size=5", "train.batch_size=8 is no multiple of train.micro_batch_size=5"),
+        ("optimizer.momentum=0.9", "optimizer.momentum=0.9 is only read by optimizer=muon: add optimizer=muon"),
         ("train.device=tpu", "train.device=tpu: choose one of auto, cpu, cuda"),
         ("detector.window=0", "detector.window=0: give more than 0"),
         ("detector.tail_steps=-1", "detector.tail_steps=-1: give 0 or more"),

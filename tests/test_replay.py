@@ -60,6 +60,17 @@ def test_one_key_leaves_the_others_of_its_section(
         assert values[section] == recorded[section]
 
 
+def test_a_branch_keeps_the_optimiser_whose_moments_its_checkpoint_has(
+    run: RunFolder, recorded: dict[str, Any]
+) -> None:
+    with pytest.raises(
+        UserError, match=r"optimizer=muon contradicts from_step=1: .* have the moments of adamw; replay"
+    ):
+        replayed(run, "optimizer=muon", "from_step=1")
+    assert replayed(run, "optimizer=muon")["optimizer"] == {"name": "muon", "momentum": 0.95, "eps": 1e-7}
+    assert replayed(run, "from_step=1")["optimizer"] == recorded["optimizer"]
+
+
 def test_a_run_is_uploaded_only_where_it_is_asked_for(
     run: RunFolder, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,7 +9,10 @@ from flashpoint.lab.build_config import keys
 from tests.fuzz.judge import Command, Kind
 
 _SCRIPT = Path(__file__).with_name("train.py")
-_GROUPS = ("attn", "model", "data", "tracking", "experiment", "hydra/launcher", "hydra/sweeper", "hydra/job_logging")
+_GROUPS = (
+    "attn", "model", "data", "optimizer", "tracking", "experiment", "hydra/launcher", "hydra/sweeper",
+    "hydra/job_logging",
+)  # fmt: skip
 _OF_ATTENTION = (
     "scores", "scores.mode", "scores.bits", "out.bits", "name", "kernel", "shift", "beta", "max_shift",
     "tie_tolerance", "gamma",
@@ -23,7 +26,7 @@ _OF_HYDRA = (
 )  # fmt: skip
 KEYS = (*(key.name for key in keys()), *(f"attn.{name}" for name in _OF_ATTENTION), "attn")
 _FOLDERS = ("runs_dir", "hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir", "hydra.output_subdir")
-_SECTIONS = ("model", "data", "train", "detector", "probes", "checkpoints", "tracking", "attn")
+_SECTIONS = ("model", "data", "optimizer", "train", "detector", "probes", "checkpoints", "tracking", "attn")
 
 _NUMBERS = st.one_of(
     st.sampled_from((0, -1, 1, 2, 3, 7, 64, 257, 65536, 2**31, 2**32, 2**63, 2**64, 10**12, 10**30, -(10**18))),

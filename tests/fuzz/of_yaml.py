@@ -10,7 +10,9 @@ from tests.fuzz.judge import Command, Kind
 from tests.fuzz.of_options import KEYS
 
 _SCRIPT = Path(__file__).with_name("train.py")
-_SECTIONS = ("attn", "model", "data", "train", "detector", "probes", "checkpoints", "tracking", "hydra", "defaults")
+_SECTIONS = (
+    "attn", "model", "data", "optimizer", "train", "detector", "probes", "checkpoints", "tracking", "hydra", "defaults",
+)  # fmt: skip
 _SCALARS = st.one_of(
     st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=12),
     st.sampled_from((
@@ -82,7 +84,7 @@ _CONTENTS = st.one_of(
     ),
 )
 _CASES = st.tuples(
-    st.sampled_from(("attn", "experiment", "model", "data", "tracking", "hydra/launcher", "primary")),
+    st.sampled_from(("attn", "experiment", "model", "data", "optimizer", "tracking", "hydra/launcher", "primary")),
     _CONTENTS,
     st.one_of(st.none(), st.none(), _CONTENTS),
     st.sampled_from(("file", "file", "file", "file", "file", "folder", "unreadable", "dangling", "to itself")),

@@ -124,7 +124,7 @@ class TrainConfig:
     eps: Annotated[float, Field(gt=0), EXPERIMENT] = 1e-8
     """AdamW's ε."""
     weight_decay: Annotated[float, Field(ge=0), EXPERIMENT] = 0.0
-    """AdamW's, on matrices."""
+    """Decoupled decay of matrices: a step shrinks them by this times the learning rate."""
     grad_clip: Annotated[float, Field(ge=0), EXPERIMENT] = 1.0
     """Largest global gradient norm; 0 turns clipping off."""
     z_loss: Annotated[float, Field(ge=0), EXPERIMENT] = 0.0
@@ -151,7 +151,7 @@ class TrainConfig:
     deterministic: bool = True
     """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
-    """Launch a step as one CUDA graph; null does so on CUDA. Changes no bit."""
+    """Launch a step as one CUDA graph, with optimizer=muon its passes alone; null does so on CUDA. Changes no bit."""
 
     @property
     def sequences(self) -> int:
@@ -174,6 +174,26 @@ class TrainConfig:
                 f"train.batch_size={self.batch_size} is no multiple of "
                 f"train.micro_batch_size={self.micro_batch_size}: change one of them"
             )
+        return self
+
+
+@dataclass(frozen=True, kw_only=True, config=CHECKED)
+class OptimizerConfig:
+    """What updates the weights. AdamW's settings, also beside Muon, are keys of ``train``."""
+
+    name: Annotated[Literal["adamw", "muon"], EXPERIMENT] = "adamw"
+    """``muon`` updates the matrices of the layers by Muon, and the embeddings and gains by AdamW."""
+    momentum: Annotated[float, Field(ge=0, lt=1), EXPERIMENT] = 0.95
+    """Muon's decay of its one moment, with Nesterov's look ahead."""
+    eps: Annotated[float, Field(gt=0), EXPERIMENT] = 1e-7
+    """Muon's ε: the least norm that a matrix is divided by before it is made orthogonal."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for name in ("momentum", "eps"):
+            value = getattr(self, name)
+            if self.name != "muon" and value != getattr(type(self), name):
+                raise ValueError(f"optimizer.{name}={value} is only read by optimizer=muon: add optimizer=muon")
         return self
 
 
@@ -271,6 +291,7 @@ class Config:
     model: Annotated[InstanceOf[ModelConfig], _WEIGHTS] = field(default_factory=ModelConfig)
     data: Annotated[InstanceOf[DataConfig], _BATCHES] = field(default_factory=DataConfig)
     train: InstanceOf[TrainConfig] = field(default_factory=TrainConfig)
+    optimizer: InstanceOf[OptimizerConfig] = field(default_factory=OptimizerConfig)
     detector: InstanceOf[DetectorConfig] = field(default_factory=DetectorConfig)
     probes: InstanceOf[ProbesConfig] = field(default_factory=ProbesConfig)
     checkpoints: InstanceOf[CheckpointsConfig] = field(default_factory=CheckpointsConfig)

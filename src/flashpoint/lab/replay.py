@@ -80,6 +80,12 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         if key == "attn":
             for point in ROUNDING_POINTS:
                 put(values, f"attn.{point}.bits", getattr(config.attn, point).bits)
+    own, kept = value_at(values, "optimizer.name"), config.optimizer.name
+    if values["from_step"] and own != kept:
+        raise UserError(
+            f"optimizer={own} contradicts from_step={values['from_step']}: the checkpoints of {original.path} have the "
+            f"moments of {kept}; replay it from the start"
+        )
     return values
 
 

@@ -63,7 +63,7 @@ def config(values: Json) -> Json:
 
     Single settings that are younger than the run are left out: their defaults stand with :class:`.Config`.
     """
-    values = config_as_kept(values)
+    values = {"optimizer": {}, **config_as_kept(values)}
     _change(values, "attn", _attention)
     _change(values, "probes", _probes)
     _change(values, "tracking", _tracking)

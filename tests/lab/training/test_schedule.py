@@ -7,7 +7,8 @@ import torch
 from torch import nn
 
 from flashpoint.lab.config import TrainConfig
-from flashpoint.lab.training.step import build_optimizer, learning_rate
+from flashpoint.lab.training.optimizers import build_adamw
+from flashpoint.lab.training.step import learning_rate
 
 CONFIG = TrainConfig(steps=1100, warmup_steps=100, lr=2e-3, min_lr_ratio=0.1, weight_decay=0.1)
 
@@ -36,7 +37,7 @@ def test_gains_do_not_decay() -> None:
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.LayerNorm(4, bias=False))
     decay = {
         id(p): group["weight_decay"]
-        for group in build_optimizer(model, CONFIG, torch.tensor(0.1)).param_groups
+        for group in build_adamw(list(model.parameters()), CONFIG, torch.tensor(0.1)).param_groups
         for p in group["params"]
     }
     assert decay[id(model[0].weight)] == 0.1

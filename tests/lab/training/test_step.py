@@ -1,13 +1,15 @@
 """What a step says it did is what it did."""
 
+import dataclasses
 import threading
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
+from flashpoint.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.step import OptimizerStep
@@ -35,6 +37,49 @@ def test_loss_gradient_norm_and_update_norm() -> None:
     clipped = [parameter.grad.double().norm().item() for parameter in model.parameters() if parameter.grad is not None]
     assert grad_norm > 0.5
     assert np.sqrt(np.square(clipped).sum()) == pytest.approx(0.5, rel=1e-4)
+
+
+def first_step(optimizer: OptimizerConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The gradients of a first step, and what it added to the weights in units of the learning rate, both in FP64."""
+    model_config = dataclasses.replace(MODEL, d_model=32)
+    train = TrainConfig(batch_size=4, grad_clip=0, weight_decay=0.5)
+    config = Config(model=model_config, data=DataConfig(vocab_size=300), train=train, optimizer=optimizer)
+    model = GPT(model_config, AttentionVariant(), 0)
+    step = OptimizerStep(model, config, torch.device("cpu"), Ranks())
+    before = {name: parameter.detach().double().clone() for name, parameter in model.named_parameters()}
+    step(torch.randint(0, 300, (1, 4, 9), generator=torch.Generator().manual_seed(0)), 1e-2)
+    gradients, added = {}, {}
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None
+        gradients[name] = parameter.grad.double()
+        added[name] = (parameter.detach().double() - before[name]) / 1e-2
+        if parameter.dim() > 1:
+            added[name] += 0.5 * before[name]  # the decay
+    return gradients, added
+
+
+def test_muon_moves_each_matrix_of_the_layers_along_the_orthogonal_part_of_its_gradient() -> None:
+    """With a gradient U S Vᵀ by −0.2 √(rows or columns) U S' Vᵀ, S' near 1: Newton–Schulz in BF16 has 0.7 to 1.2."""
+    gradients, added = first_step(OptimizerConfig(name="muon"))
+    qkv = "blocks.0.attention.qkv.weight"
+    matrices = {name: (gradients[name], added[name]) for name in added if name.startswith("blocks.") and name != qkv}
+    matrices = {name: pair for name, pair in matrices.items() if pair[0].dim() > 1}
+    for number, pair in enumerate(zip(gradients[qkv].chunk(3), added[qkv].chunk(3), strict=True)):
+        matrices[f"{qkv} {number}"] = pair
+    assert len(matrices) == 6
+    for name, (gradient, moved) in matrices.items():
+        left, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
+        large = int((sizes > 0.05 * sizes[0]).sum())  # smaller ones are not yet near 1
+        turned = left.T @ moved @ right.T / (-0.2 * max(moved.shape) ** 0.5)
+        assert ((turned.diagonal()[:large] > 0.6) & (turned.diagonal()[:large] < 1.3)).all(), name
+        assert (turned - turned.diagonal().diag()).norm() < 0.2 * turned.norm(), name
+
+
+def test_beside_muon_embeddings_and_gains_are_adamws() -> None:
+    (_, with_muon), (_, with_adamw) = first_step(OptimizerConfig(name="muon")), first_step(OptimizerConfig())
+    others = [name for name, moved in with_muon.items() if not name.startswith("blocks.") or moved.dim() == 1]
+    assert len(others) == 5
+    assert all(torch.equal(with_muon[name], with_adamw[name]) for name in others)
 
 
 def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:

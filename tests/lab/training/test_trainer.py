@@ -231,7 +231,7 @@ def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
     assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
 
 
-@pytest.mark.parametrize("option", ["train.z_loss=0.1"])
+@pytest.mark.parametrize("option", ["train.z_loss=0.1", "optimizer=muon"])
 def test_what_changes_an_update_is_repeated_bit_by_bit_and_gone_on_with(runs: Runs, option: str) -> None:
     settings = ("train.log_interval=1", "checkpoints.interval=4")
     plain = runs.train("run_name=plain", *settings)

@@ -16,7 +16,7 @@ from flashpoint.lab.config import SIMILARITY_TOKENS, CheckpointsConfig, Config
 Sizes = Mapping[str, int]
 """Bytes by what they are for."""
 _FLOAT, _HALF, _INT64 = 4, 2, 8
-_STATE = 3 * _FLOAT  # of a parameter: the weight and AdamW's two moments
+_STATE = 3 * _FLOAT  # of a parameter: the weight and AdamW's two moments; Muon has one
 _LOADED = {"cpu": 300 << 20, "cuda": 400 << 20}
 """PyTorch itself: its libraries in memory, or a CUDA context."""
 CHECKPOINT_OVERHEAD = 1 << 16

@@ -1,4 +1,4 @@
-"""One optimiser step on the device, captured as a CUDA graph where there is a GPU, with its AdamW and learning rate."""
+"""One optimiser step on the device, captured as a CUDA graph where there is a GPU, and its learning rate."""
 
 from __future__ import annotations
 
@@ -15,24 +15,23 @@ from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT, Block
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
+from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.lab.training.tensor_files import Form, Forms
 from flashpoint.numerics.ops import forget_graphs
 from flashpoint.numerics.production import make_ready
 from flashpoint.numerics.variant import kernel_in
 
-_MOMENTS = ("exp_avg", "exp_avg_sq")
-"""AdamW's, of each parameter and of its form."""
 _EAGER_STEPS = 3
 """Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
 
 
 class OptimizerStep:
-    """Forward and backward passes of all micro-batches, clipping, AdamW.
+    """Forward and backward passes of all micro-batches, clipping, update of the weights.
 
     The host sets the inputs and the learning rate; what a step computes it finds in ``result``. With
     ``train.cuda_graph`` a step is captured as a CUDA graph once and replayed as one launch, which changes no bit:
-    small models are otherwise bound by the host.
+    small models are otherwise bound by the host. An update that no graph can hold is launched behind it.
 
     Args:
         model: on ``device``.
@@ -47,8 +46,7 @@ class OptimizerStep:
         if self._compiled:
             forget_graphs()  # runs of one sweep share a process, and a function compiles so many times only
         self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
-        self._learning_rate = torch.zeros((), device=device)
-        self._optimizer = build_optimizer(model, train, self._learning_rate)
+        self._optimizers = Optimizers(model, config, device)
         shape = (train.micro_batches // ranks.world, train.sequences, config.model.context + 1)
         self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
         noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
@@ -65,12 +63,13 @@ class OptimizerStep:
         def graphed(compute: Callable[[], None]) -> Callable[[], None]:
             return Graphed(compute, captures, after=_EAGER_STEPS, stream=stream)
 
-        # What several processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
-        self._launches = (
-            [graphed(self._compute)]
-            if ranks.world == 1
-            else [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
-        )
+        capturable = self._optimizers.capturable
+        if ranks.world > 1:
+            # What processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
+            spread = graphed(self._spread) if capturable else self._spread
+            self._launches = [graphed(self._gather), lambda: ranks.sum(self._flat), spread]
+        else:
+            self._launches = [graphed(self._compute)] if capturable else [graphed(self._backward), self._update]
 
     def warm_up(self) -> None:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
@@ -88,7 +87,7 @@ class OptimizerStep:
                 kernels = beside.submit(self._compile_kernels, attentions)
                 self._loss(self._batch[0]).backward()
                 kernels.result()
-            self._optimizer.zero_grad(set_to_none=True)
+            self.model.zero_grad(set_to_none=True)
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
         """Queue one step.
@@ -97,7 +96,7 @@ class OptimizerStep:
             batch: [micro-batches, sequences, T + 1] int64 in host memory, pinned if the device is a GPU.
         """
         self._batch.copy_(batch, non_blocking=True)
-        self._learning_rate.fill_(learning_rate)
+        self._optimizers.set_learning_rate(learning_rate)
         for launch in self._launches:
             launch()
 
@@ -110,16 +109,15 @@ class OptimizerStep:
         named = {"seed_and_step": self.seed_and_step}
         for name, parameter in self.model.named_parameters():
             named[f"model/{name}"] = parameter
-            named |= {f"{key}/{name}": value for key, value in self._optimizer.state[parameter].items()}
+            named |= {f"{key}/{name}": value for key, value in self._optimizers.state(name).items()}
         return named
 
     def forms(self) -> Forms:
         """Return the forms of the tensors of :meth:`state`, also before the first step."""
         found = {"seed_and_step": Form.of(self.seed_and_step)}
         for name, parameter in self.model.named_parameters():
-            form = Form.of(parameter)
-            found |= {f"model/{name}": form, f"step/{name}": Form(())}
-            found |= {f"{moment}/{name}": form for moment in _MOMENTS}
+            found[f"model/{name}"] = Form.of(parameter)
+            found |= {f"{key}/{name}": form for key, form in self._optimizers.forms(name).items()}
         return found
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
@@ -128,8 +126,8 @@ class OptimizerStep:
         with torch.no_grad():
             for name, parameter in self.model.named_parameters():
                 parameter.copy_(named[f"model/{name}"])
-                kept = self._optimizer.state[parameter]
-                for key in ("step", *_MOMENTS):
+                kept = self._optimizers.state(name)
+                for key in self._optimizers.forms(name):
                     value = named[f"{key}/{name}"]
                     kept[key] = kept[key].copy_(value) if key in kept else value.to(self._device)
 
@@ -137,8 +135,8 @@ class OptimizerStep:
         """Go back, in place, to the initial weights of a seed and to an optimiser that has done no step."""
         self.model.initialize(seed)
         self.seed_and_step[1] = 0
-        for parameter in self.model.parameters():
-            for value in self._optimizer.state[parameter].values():
+        for name, _ in self.model.named_parameters():
+            for value in self._optimizers.state(name).values():
                 value.zero_()
 
     def _loss(self, sequences: Tensor) -> Tensor:
@@ -178,7 +176,7 @@ class OptimizerStep:
 
     def _backward(self) -> None:
         self._total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
-        self._optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
         for sequences in self._batch:
             loss = self._loss(sequences)
             (loss * scale / len(self._batch) if scale != 1 else loss / len(self._batch)).backward()
@@ -195,21 +193,9 @@ class OptimizerStep:
         weights = [parameter.detach() for parameter in self.model.parameters()]
         before = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(before, weights)  # one launch, where a small model's clones take as many as it has tensors
-        self._optimizer.step()
+        self._optimizers.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
-
-
-def build_optimizer(model: nn.Module, config: TrainConfig, lr: Tensor) -> torch.optim.AdamW:
-    """Return AdamW in its fused form; weight decay on matrices only. ``lr`` [] float32, on the parameters' device."""
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    betas = (config.beta1, config.beta2)
-    # Capturable: a CUDA graph may hold the step.
-    return torch.optim.AdamW(groups, lr=lr, betas=betas, eps=config.eps, fused=True, capturable=lr.is_cuda)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -225,7 +211,7 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 def summed(state: Mapping[str, Tensor], forms: Forms) -> Iterator[Tensor]:
     """Return the tensors of a state that its checksum is of, in their order: each parameter with its moments."""
-    return (state[name] for name in forms if name.startswith(("model/", *(f"{moment}/" for moment in _MOMENTS))))
+    return (state[name] for name in forms if name.startswith(("model/", *(f"{moment}/" for moment in MOMENTS))))
 
 
 @torch.no_grad()
