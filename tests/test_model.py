@@ -106,7 +106,7 @@ def test_w_q_is_the_projection_that_makes_each_heads_queries() -> None:
     block = GPT(CONFIG, EXACT, 0).blocks[1].attention
     x = torch.randn(5, 64)
     q = block.qkv(x)[:, :64].view(5, 2, 32)
-    by_head = torch.einsum("hdc,tc->thd", block.w_q, x)
+    by_head = torch.einsum("hdc,tc->thd", block.weights[0], x)
     np.testing.assert_allclose(q.detach().numpy(), by_head.detach().numpy(), atol=1e-6)
 
 

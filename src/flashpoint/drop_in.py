@@ -118,10 +118,8 @@ def attention(
 
 
 def _as_kernels_take(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return tensors with as many heads of keys as of queries, and features filled up with zeros."""
-    d, groups = query.shape[-1], query.shape[1] // key.shape[1]
-    if groups > 1:
-        key, value = (x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2) for x in (key, value))
+    """Return tensors whose features are filled up with zeros."""
+    d = query.shape[-1]
     filled = next(size for size in HEAD_SIZES if size >= d)
     if filled > d:
         query, key, value = (F.pad(x, (0, filled - d)) for x in (query, key, value))

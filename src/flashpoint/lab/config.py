@@ -7,6 +7,7 @@ and statistics know it: :data:`EXPERIMENT` and :class:`FromTape` of :mod:`flashp
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from dataclasses import field
 from fractions import Fraction
@@ -35,16 +36,20 @@ SIMILARITY_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class ModelConfig:
-    """GPT-2's shape. The defaults are those of ``model=ignite``."""
+    """A model's family and shape. The defaults are those of ``model=ignite``."""
 
+    family: Annotated[Literal["gpt2", "llama"], EXPERIMENT] = "gpt2"
+    """``gpt2`` has LayerNorm, GELU and learned positions; ``llama`` has RMSNorm, SwiGLU and rotary positions."""
     n_layer: Annotated[Count, EXPERIMENT] = 6
     """Layers."""
     n_head: Annotated[Count, EXPERIMENT] = 4
     """Heads of a layer."""
+    n_kv_head: Annotated[Count | None, EXPERIMENT] = None
+    """Heads of keys and values, each of which serves as many heads of queries; null is ``n_head``."""
     d_model: Annotated[Count, EXPERIMENT] = 256
     """Features of a token: the model's width."""
     context: Annotated[Count, EXPERIMENT] = 2048
-    """T: tokens of a sequence, and the number of learned positions."""
+    """T: tokens of a sequence, and the number of positions."""
     vocab_size: Annotated[Count, EXPERIMENT] = 8192
     """Tokens of the vocabulary."""
     init_seed: Annotated[int | None, Field(ge=0, lt=2**32), EXPERIMENT] = None
@@ -57,6 +62,16 @@ class ModelConfig:
         """d: features per head."""
         return self.d_model // self.n_head
 
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_head or self.n_head
+
+    @property
+    def d_mlp(self) -> int:
+        """Features inside the MLP."""
+        return d_mlp(self.family, self.d_model)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.d_model % self.n_head or self.head_size not in HEAD_SIZES:
@@ -64,7 +79,17 @@ class ModelConfig:
                 f"model.d_model={self.d_model} over model.n_head={self.n_head} gives heads of "
                 f"{Fraction(self.d_model, self.n_head)} features; the attention has {', '.join(map(str, HEAD_SIZES))}"
             )
+        if self.n_head % self.kv_heads:
+            raise ValueError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: change one")
         return self
+
+
+def d_mlp(family: str, d_model: int) -> int:
+    """Return the features inside an MLP, between projections of so many: in all about 8 d_model² weights.
+
+    Llama has a multiple of 256; in small models that would be up to half more.
+    """
+    return math.ceil(8 * d_model / (3 * 64)) * 64 if family == "llama" else 4 * d_model
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -1,7 +1,12 @@
 """GPT-2 (Radford et al. 2019) as in the code of Qiu & Yao, which is nanoGPT's: pre-LayerNorm, GELU, learned positions,
-tied embeddings, no biases.
+tied embeddings, no biases. Or Llama (Touvron et al. 2023), which has RMSNorm, SwiGLU and rotary positions in their
+place.
 
-Shapes: B sequences, T tokens, C = d_model, H heads of d = C / H features, V tokens in the vocabulary.
+Llama 2 and its larger successors do not tie the embeddings; Llama 3.2 of 1B and 3B does, and so do we. Meta has not
+published its initial weights: they are nanoGPT's here.
+
+Shapes: B sequences, T tokens, C = d_model, H heads of d = C / H features, H_kv heads of keys and values, V tokens in
+the vocabulary.
 """
 
 from __future__ import annotations
@@ -21,6 +26,10 @@ from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
 
 INIT_STD = 0.02
+RMS_NORM_EPS = 1e-5
+"""Llama 2's and 3's."""
+ROTARY_BASE = 10_000.0
+"""Llama 2's; Llama 3 has 500,000, for contexts longer than ours."""
 
 
 class LayerNorm(nn.Module):
@@ -34,30 +43,85 @@ class LayerNorm(nn.Module):
         return F.layer_norm(x, self.weight.shape, self.weight)
 
 
+def normalization(config: ModelConfig) -> nn.Module:
+    """Return a layer that normalises features [..., C]."""
+    return nn.RMSNorm(config.d_model, RMS_NORM_EPS) if config.family == "llama" else LayerNorm(config.d_model)
+
+
+class RotaryPositions(nn.Module):
+    """Rotates features i and i + d/2 of a token as a pair, by an angle that goes with its position (RoPE, Su et al.
+    2021).
+
+    The pairs are those of GPT-NeoX and Transformers. Meta's code pairs neighbours, which is another order of W_Q's and
+    W_K's rows. As there, the rotation is in FP32, and its result is rounded once.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, context: int, size: int) -> None:
+        super().__init__()
+        frequencies = ROTARY_BASE ** -(torch.arange(0, size, 2, dtype=torch.float64) / size)
+        angles = torch.outer(torch.arange(context, dtype=torch.float64), frequencies)  # [T, d/2]
+        self.register_buffer("cos", angles.cos().float(), persistent=False)
+        self.register_buffer("sin", angles.sin().float(), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return queries or keys [..., T, d] at their positions, in their dtype."""
+        (a, b), T = x.float().chunk(2, -1), x.shape[-2]
+        cos, sin = self.cos[:T], self.sin[:T]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+
+
+def by_head(qkv: Tensor, n_head: int, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return q [B, H, T, d], k and v [B, H_kv, T, d] of their projections side by side, [B, T, (H + 2 H_kv) d]."""
+    heads = qkv.unflatten(-1, (n_head + 2 * n_kv_head, -1))
+    q, k, v = heads.split([n_head, n_kv_head, n_kv_head], 2)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+class CoreAttention(nn.Module):
+    """Attention of all heads with one variant, without weights; ``layer`` counts from 1."""
+
+    def __init__(self, variant: AttentionVariant, layer: int) -> None:
+        super().__init__()
+        self.variant, self.layer = variant, layer
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor) -> Tensor:
+        """Return O [B, H, T, d] of q [B, H, T, d], k and v [B, H_kv, T, d]."""
+        return attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)
+
+
 class CausalSelfAttention(nn.Module):
     """Attention of all heads between its two projections, from [B, T, C] to [B, T, C]; ``layer`` counts from 1."""
 
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
-        self.n_head, self.variant, self.layer = config.n_head, variant, layer
-        self.qkv = Linear(config.d_model, 3 * config.d_model)
+        self.n_head, self.n_kv_head = config.n_head, config.kv_heads
+        self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.head_size)
+        self.rotary = RotaryPositions(config.context, config.head_size) if config.family == "llama" else None
+        self.core = CoreAttention(variant, layer)
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
-        return self.projection(self.attend(self.qkv(x), seed_and_step))
+        q, k, v = by_head(self.qkv(x), self.n_head, self.n_kv_head)
+        out = self.core(self.queries(q), self.keys(k), v, seed_and_step)
+        return self.projection(out.transpose(1, 2).flatten(2))
 
-    def attend(self, qkv: Tensor, seed_and_step: Tensor) -> Tensor:
-        """Return O of all heads, [B, T, C], from their q, k and v, [B, T, 3C]: what lies between the projections."""
-        B, T, C = *qkv.shape[:2], qkv.shape[2] // 3
-        q, k, v = qkv.view(B, T, 3, self.n_head, C // self.n_head).permute(2, 0, 3, 1, 4).unbind(0)  # [B, H, T, d] each
-        out = attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)
-        return out.transpose(1, 2).reshape(B, T, C)
+    def queries(self, projected: Tensor) -> Tensor:
+        """Return what the attention takes of W_Q x, [..., H, T, d] both."""
+        return projected if self.rotary is None else self.rotary(projected)
+
+    def keys(self, projected: Tensor) -> Tensor:
+        """Return what the attention takes of W_K x, [..., H_kv, T, d] both."""
+        return projected if self.rotary is None else self.rotary(projected)
 
     @property
-    def w_q(self) -> Tensor:
-        """W_Q by head, [H, d, C]: q = W_Q x."""
-        C = self.qkv.in_features
-        return self.qkv.weight[:C].view(self.n_head, C // self.n_head, C)
+    def weights(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W_Q by head, [H, d, C], and W_K and W_V by theirs, [H_kv, d, C]."""
+        heads = self.qkv.weight.unflatten(0, (self.n_head + 2 * self.n_kv_head, -1))
+        w_q, w_k, w_v = heads.split([self.n_head, self.n_kv_head, self.n_kv_head])
+        return w_q, w_k, w_v
 
 
 class MLP(nn.Module):
@@ -65,11 +129,24 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.expand = Linear(config.d_model, 4 * config.d_model)
-        self.projection = Linear(4 * config.d_model, config.d_model)
+        self.expand = Linear(config.d_model, config.d_mlp)
+        self.projection = Linear(config.d_mlp, config.d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.projection(F.gelu(self.expand(x)))
+
+
+class GatedMLP(nn.Module):
+    """SwiGLU (Shazeer 2020): a projection that another one gates, and one back, from [..., C] to [..., C]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.gate = Linear(config.d_model, config.d_mlp)
+        self.expand = Linear(config.d_model, config.d_mlp)
+        self.projection = Linear(config.d_mlp, config.d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.projection(F.silu(self.gate(x)) * self.expand(x))
 
 
 class Block(nn.Module):
@@ -77,10 +154,10 @@ class Block(nn.Module):
 
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
-        self.attention_norm = LayerNorm(config.d_model)
+        self.attention_norm = normalization(config)
         self.attention = CausalSelfAttention(config, variant, layer)
-        self.mlp_norm = LayerNorm(config.d_model)
-        self.mlp = MLP(config)
+        self.mlp_norm = normalization(config)
+        self.mlp = GatedMLP(config) if config.family == "llama" else MLP(config)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), seed_and_step)
@@ -88,10 +165,10 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """GPT-2 with one attention variant.
+    """GPT-2 or Llama with one attention variant.
 
     Args:
-        config: the shape.
+        config: the family and the shape.
         variant: numerics of the attention; the model only hands it on.
         seed: of the initial weights, which are the same on any device; ``config.init_seed`` has precedence.
         z_loss: coefficient of the mean of logsumexp(logits)², which the loss's gradient is of, too.
@@ -101,9 +178,9 @@ class GPT(nn.Module):
         super().__init__()
         self.config, self._z_loss = config, z_loss
         self.token_embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.position_embedding = nn.Embedding(config.context, config.d_model)
+        self.position_embedding = None if config.family == "llama" else nn.Embedding(config.context, config.d_model)
         self.blocks = nn.ModuleList(Block(config, variant, layer + 1) for layer in range(config.n_layer))
-        self.final_norm = LayerNorm(config.d_model)
+        self.final_norm = normalization(config)
         self.initialize(seed)
 
     def forward(self, tokens: Tensor, targets: Tensor, seed_and_step: Tensor) -> Tensor:
@@ -130,7 +207,9 @@ class GPT(nn.Module):
         T = tokens.shape[1]
         if self.config.context < T:
             raise ValueError(f"sequences of {T} tokens, but model.context={self.config.context} positions")
-        x = token_embedding(tokens, self.token_embedding.weight) + self.position_embedding.weight[:T]  # [B, T, C]
+        x = token_embedding(tokens, self.token_embedding.weight)  # [B, T, C]
+        if self.position_embedding is not None:
+            x = x + self.position_embedding.weight[:T]
         for block in self.blocks:
             x = block(x, seed_and_step)
         return linear(self.final_norm(x), self.token_embedding.weight)  # tied

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
 from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, name_for_op, noise_key
-from flashpoint.numerics.production import production_attention
+from flashpoint.numerics.production import each_head, production_attention
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
@@ -32,7 +32,7 @@ def attention(
 
     Args:
         q: [B, H, T, d], bfloat16 or float32, any strides.
-        k, v: [B, H, T, d]; for production attentions [B, H_kv, T, d], H_kv divides H.
+        k, v: [B, H_kv, T, d], H_kv divides H.
         variant: every numerical choice, and the layers and heads it holds for.
         causal: whether a query sees no later key; otherwise it sees all.
         scale: α; None is 1/√d.
@@ -44,6 +44,7 @@ def attention(
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
+            k, v = each_head(q, k), each_head(q, v)
             kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
             return kept[0]
         if front.delta != "out":
@@ -69,7 +70,7 @@ def flash_fwd(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Compute the forward pass and what the backward pass needs, by this package's kernels or reference.
 
-    Arguments as for :func:`attention`.
+    Arguments as for :func:`attention`, and as many heads of keys as of queries.
 
     Returns:
         O [B, H, T, d], which alone has gradients. L [B, H, T] float32. The O of δ, [B, H, T, d] float32. The centred

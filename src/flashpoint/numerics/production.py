@@ -251,8 +251,12 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float |
 
 
 def each_head(q: Tensor, x: Tensor) -> Tensor:
-    """Return keys or values [B, H, T, d] of as many heads as the queries have."""
-    return x if x.shape[1] == q.shape[1] else x.repeat_interleave(q.shape[1] // x.shape[1], 1)
+    """Return keys or values [B, H, T, d] of as many heads as the queries have.
+
+    As in FlashAttention-2, gradients are rounded for each head, and then added up over those that share a head of keys.
+    """
+    groups = q.shape[1] // x.shape[1]
+    return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 PRODUCTION: dict[str, ProductionAttention] = {

@@ -58,19 +58,19 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     model = sensitive(selected)
     twin = with_unrounded_out(model)
     assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]
-    variants = [block.attention.variant for block in twin.blocks]
+    variants = [block.attention.core.variant for block in twin.blocks]
     for variant in (*variants, variants[0].elsewhere):
         assert (variant.out_unnormalized, variant.out) == (UNROUNDED, UNROUNDED)
     assert variants[0].layers == (2,)
-    assert model.blocks[0].attention.variant == selected
+    assert model.blocks[0].attention.core.variant == selected
     independent = AttentionVariant(out_unnormalized=STOCHASTIC, delta="out_independent")
-    assert with_unrounded_out(sensitive(independent)).blocks[0].attention.variant.delta == "out"
+    assert with_unrounded_out(sensitive(independent)).blocks[0].attention.core.variant.delta == "out"
     split = AttentionVariant(delta="out_fp32", out_residual_bits=3)
-    assert with_unrounded_out(sensitive(split)).blocks[0].attention.variant.out_residual_bits is None
+    assert with_unrounded_out(sensitive(split)).blocks[0].attention.core.variant.out_residual_bits is None
     production = AttentionVariant(name="sdpa", kernel="sdpa")
     corrected = AttentionVariant(name="flex_fixed", kernel="flex", delta="out_fp32", out_residual_bits=6)
     assert analysed(corrected, "bf16") == AttentionVariant(name="flex_fixed", delta="out_fp32", out_residual_bits=6)
-    assert with_unrounded_out(sensitive(production)).blocks[0].attention.variant.out == UNROUNDED
+    assert with_unrounded_out(sensitive(production)).blocks[0].attention.core.variant.out == UNROUNDED
 
 
 def test_the_unrounded_twins_projection_takes_o_with_all_its_bits() -> None:

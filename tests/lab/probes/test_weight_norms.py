@@ -1,5 +1,7 @@
 """Spectral norms of weights against NumPy's singular values, and on matrices whose norm is known by construction."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -13,13 +15,15 @@ from flashpoint.numerics.variant import AttentionVariant
 CONFIG = ModelConfig(n_layer=3, n_head=2, d_model=64, context=8, vocab_size=11)
 
 
-def test_norms_equal_numpys_singular_values() -> None:
-    model = GPT(CONFIG, AttentionVariant(), 0)
+@pytest.mark.parametrize("n_kv_head", [1, 2])
+def test_norms_equal_numpys_singular_values(n_kv_head: int) -> None:
+    model = GPT(dataclasses.replace(CONFIG, n_kv_head=n_kv_head), AttentionVariant(), 0)
     norms = weight_norms(model)
     for layer in range(3):
         weight = model.blocks[layer].attention.qkv.weight.detach().double().numpy()
         for head in range(2):
-            q, k, v = (weight[64 * part + 32 * head :][:32] for part in range(3))
+            shared = head * n_kv_head // 2
+            q, k, v = (weight[32 * at :][:32] for at in (head, 2 + shared, 2 + n_kv_head + shared))
             expected = {"w_q": q, "w_k": k, "w_v": v, "qk": q.T @ k}
             for name, matrix in expected.items():
                 largest = np.linalg.svd(matrix, compute_uv=False)[0]

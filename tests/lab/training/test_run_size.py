@@ -39,11 +39,17 @@ def test_the_presets_fit_the_machines_they_are_for() -> None:
     assert all(total(RunSize.of_config(config, "cpu").disk()) < 40 * GIB for config in (laptop, ignite, gpt2))
 
 
-def test_parameters_are_counted_exactly() -> None:
-    config = composed("experiment=laptop", "model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
-    model = GPT(config.model, config.attn, 0)
+@pytest.mark.parametrize("family", ["gpt2", "llama"])
+@pytest.mark.parametrize("n_kv_head", [1, 3])
+def test_parameters_are_counted_exactly(family: str, n_kv_head: int) -> None:
+    shape = ("model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
+    of_llama = (f"model.family={family}", f"model.n_kv_head={n_kv_head}")
+    config = composed("experiment=laptop", "probes.attention=[]", *shape, *of_llama)
+    parameters = list(GPT(config.model, config.attn, 0).parameters())
     needed = RunSize.of_config(config, "cpu")
-    assert needed.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert needed.parameters == sum(parameter.numel() for parameter in parameters)
+    of_adamw = 8 * needed.parameters + 4 * len(parameters)  # moments, and the step of each tensor
+    assert needed.state_bytes == 4 * needed.parameters + of_adamw + 16
 
 
 @pytest.mark.parametrize(("free", "told", "key", "value"), [

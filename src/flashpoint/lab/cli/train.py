@@ -1,4 +1,4 @@
-"""``flashpoint train``: train, record or replay one GPT-2. Hydra takes everything after ``train``."""
+"""``flashpoint train``: train, record or replay one GPT-2 or Llama. Hydra takes everything after ``train``."""
 
 from __future__ import annotations
 

@@ -152,17 +152,21 @@ class NullDirection(Probe):
     mean key with the mean PK of K as dQ takes it, which errors of δ push W_Q along.
 
     Adding c·q to a row of scores changes no probability, so nothing in the loss holds W_Q along what all keys share.
+    Between W_Q and rotated keys lies another rotation for each token, so that the shares of a Llama are left out.
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         mean_key, first_key = seen.keys.mean((1, 3)), seen.keys[..., 0, :].mean(1)  # [L, H, d]
         attended = seen.attended_keys.mean((1, 3))
+        cosine = {table.ATTENDED_KEY_COSINE.name: (_unit(attended) * _unit(mean_key)).sum(-1)}
+        if seen.to_projection is not None:
+            return cosine
         return {
             table.W_Q_MEAN_KEY.name: _share(seen.w_q, mean_key),
             table.W_Q_UPDATE_MEAN_KEY.name: _share(seen.update, mean_key),
             table.W_Q_FIRST_KEY.name: _share(seen.w_q, first_key),
             table.W_Q_UPDATE_FIRST_KEY.name: _share(seen.update, first_key),
-            table.ATTENDED_KEY_COSINE.name: (_unit(attended) * _unit(mean_key)).sum(-1),
+            **cosine,
         }
 
 
@@ -171,6 +175,7 @@ class Similarity(Probe):
 
     Cosine of the rank-1 matrices uxᵀ and u'x'ᵀ is (u·u')(x·x') / (|u||u'||x||x'|): no d × C matrix of a token is made.
     Its factors tell where the common direction comes from: from what all keys share, or from what all inputs share.
+    Of a Llama the PK are taken back to before RoPE.
     """
 
     def __init__(self) -> None:
@@ -179,7 +184,7 @@ class Similarity(Probe):
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
         rows = seen.q.shape[1] * seen.q.shape[3]
         chosen = torch.linspace(0, rows - 1, min(SIMILARITY_TOKENS, rows), device=seen.x.device).long()
-        u = _unit(by_row(seen.attended_keys)[:, :, chosen])  # [L, H, S, d]
+        u = _unit(by_row(seen.pushes)[:, :, chosen])  # [L, H, S, d]
         x = _unit(seen.x.flatten(1, 2)[:, None, chosen])  # [L, 1, S, C]
         of_keys, of_inputs = u @ u.mT, x @ x.mT
         metrics = {
@@ -203,7 +208,7 @@ class Similarity(Probe):
 
 def weight_gradient_error(seen: Observation) -> Tensor:
     """Return dW_Q,hp − dW_Q,lp [L, H, d, C] = α Σ_T (δ_lp − δ_hp)[T] · (PK)[T]ᵀX[T] (Qiu & Yao)."""
-    weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.attended_keys
+    weighted = (seen.delta - seen.delta_fp32)[..., None] * seen.pushes  # linear in each row: the factor goes with it
     return seen.scale * torch.einsum("lnhtd,lntc->lhdc", weighted, seen.x)
 
 

@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
-from typing import Any, cast
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from flashpoint.lab.config import Targets
 from flashpoint.lab.cuda_graph import Graphed
-from flashpoint.lab.model import GPT, Block
+from flashpoint.lab.model import GPT, Block, CausalSelfAttention, by_head
 from flashpoint.lab.precision import Precision, autocast, loss_scale
 from flashpoint.lab.probes.observation import Observation, analysed
 from flashpoint.lab.probes.targets import draw, with_unrounded_out
+from flashpoint.numerics.production import each_head
+
+
+class Recorded(NamedTuple):
+    """Tensors of a forward pass, by layer."""
+
+    inputs: list[Tensor]
+    """What the attention's first projection takes, [B, T, C]."""
+    projected: list[Tensor]
+    """What it returns, [B, T, (H + 2 H_kv) d]."""
+    q: list[Tensor]
+    """What the attention takes, [B, H, T, d]."""
+    k: list[Tensor]
+    """[B, H_kv, T, d]."""
+    v: list[Tensor]
+    """[B, H_kv, T, d]."""
+    outs: list[Tensor]
+    """What the second projection takes, O [B, T, C]."""
 
 
 @contextlib.contextmanager
-def recorded(model: GPT) -> Iterator[tuple[list[Tensor], list[Tensor], list[Tensor]]]:
-    """Yield lists that a forward pass in the block fills, by layer. They have what the attention's first projection
-    takes [B, T, C], and what it returns, q, k and v [B, T, 3C]. The third is what the second projection takes, O [B, T,
-    C]."""
-    inputs: list[Tensor] = []
-    packed: list[Tensor] = []
-    outs: list[Tensor] = []
+def recorded(model: GPT) -> Iterator[Recorded]:
+    """Yield lists that a forward pass in the block fills."""
+    kept = Recorded([], [], [], [], [], [])
 
     def keep_projected(_module: Any, arguments: tuple[Tensor, ...], result: Tensor) -> None:
-        inputs.append(arguments[0])
-        packed.append(result)
+        kept.inputs.append(arguments[0])
+        kept.projected.append(result)
+
+    def keep_taken(_module: Any, arguments: tuple[Tensor, ...]) -> None:
+        for taken, tensor in zip((kept.q, kept.k, kept.v), arguments[:3], strict=True):
+            taken.append(tensor)
 
     def keep_out(_module: Any, arguments: tuple[Tensor, ...]) -> None:
-        outs.append(arguments[0])
+        kept.outs.append(arguments[0])
 
     with contextlib.ExitStack() as hooks:
         for block in model.blocks:
             attention = cast(Block, block).attention
             hooks.callback(attention.qkv.register_forward_hook(keep_projected).remove)
+            hooks.callback(attention.core.register_forward_pre_hook(keep_taken).remove)
             hooks.callback(attention.projection.register_forward_pre_hook(keep_out).remove)
-        yield inputs, packed, outs
+        yield kept
 
 
 class InstrumentedPass:
@@ -90,26 +109,43 @@ class InstrumentedPass:
 
     def _run(self) -> Observation:
         targets = self._targets()
-        with recorded(self._model) as (inputs, packed, outs), torch.enable_grad(), self._autocast():
+        with recorded(self._model) as kept, torch.enable_grad(), self._autocast():
             loss = self._model(self._sequences[:, :-1], targets, self._seed_and_step)
         scale = loss_scale(self._precision)
-        grads = torch.autograd.grad(loss * (self._share * scale), [*outs, *packed])
-        grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
-        q, k, v = (self._by_head(part) for part in torch.stack(packed).detach().chunk(3, dim=-1))
+        grads = torch.autograd.grad(loss * (self._share * scale), [*kept.outs, *kept.q])
+        grad_outs, grad_q = grads[: len(kept.outs)], grads[len(kept.outs) :]
         w_q = self._w_q().clone()
         return Observation(
-            variant=analysed(self._attentions[0].variant, self._precision),
-            x=torch.stack(inputs).detach().float(),
-            q=q,
-            k=k,
-            v=v,
-            out=self._by_head(torch.stack(outs).detach()),
+            variant=analysed(self._attentions[0].core.variant, self._precision),
+            x=torch.stack(kept.inputs).detach().float(),
+            q=torch.stack(kept.q).detach(),
+            k=torch.stack([each_head(q, k) for q, k in zip(kept.q, kept.k, strict=True)]).detach(),
+            v=torch.stack([each_head(q, v) for q, v in zip(kept.q, kept.v, strict=True)]).detach(),
+            out=self._by_head(torch.stack(kept.outs).detach()),
             grad_out=self._by_head(torch.stack(grad_outs)).float() / scale,
-            grad_q=self._by_head(torch.stack(grad_packed).chunk(3, dim=-1)[0]).float() / scale,
+            grad_q=torch.stack(grad_q).float() / scale,
             seed_and_step=self._seed_and_step,
             w_q=w_q,
             update=torch.zeros_like(w_q),
+            to_projection=None if self._attentions[0].rotary is None else self._to_projection(kept.projected),
         )
+
+    def _to_projection(self, projected: list[Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return :attr:`.Observation.to_projection` of a pass with these projections, [B, T, (H + 2 H_kv) d] each."""
+        of_q = [by_head(one.detach(), each.n_head, each.n_kv_head)[0] for each, one in self._of_layers(projected)]
+
+        def back(grads: Tensor) -> Tensor:
+            found: list[Tensor] = []
+            for (attention, w_q_x), grad in zip(self._of_layers(of_q), grads, strict=True):
+                with torch.enable_grad():
+                    at = w_q_x.float().requires_grad_()
+                    found += torch.autograd.grad(attention.queries(at), at, grad)
+            return torch.stack(found)
+
+        return back
+
+    def _of_layers(self, tensors: list[Tensor]) -> Iterator[tuple[CausalSelfAttention, Tensor]]:
+        return zip(self._attentions, tensors, strict=True)
 
     def _targets(self) -> Tensor:
         """Return the tokens to predict, [N, T] int64."""
@@ -128,4 +164,4 @@ class InstrumentedPass:
 
     def _w_q(self) -> Tensor:
         """Return W_Q of each layer and head, [L, H, d, C]."""
-        return torch.stack([attention.w_q.detach() for attention in self._attentions])
+        return torch.stack([attention.weights[0].detach() for attention in self._attentions])

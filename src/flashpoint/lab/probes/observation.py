@@ -39,6 +39,7 @@ class Observation:
         seed_and_step: [2] int64, key of stochastic rounding.
         w_q: [L, H, d, C] before the step.
         update: [L, H, d, C], what the step added to W_Q.
+        to_projection: of gradients by q, those by W_Q x; [L, N, H, T, d] float32 both. None where q is W_Q x.
     """
 
     variant: AttentionVariant
@@ -52,6 +53,7 @@ class Observation:
     seed_and_step: Tensor
     w_q: Tensor
     update: Tensor
+    to_projection: Callable[[Tensor], Tensor] | None = None
 
     @property
     def scale(self) -> float:
@@ -150,6 +152,11 @@ class Observation:
         return self.probs @ self._where_it_runs(
             lambda variant: (centered_keys(self.k) if variant.center_keys or variant.center_grad_q else self.k).float()
         )
+
+    @cached_property
+    def pushes(self) -> Tensor:
+        """What an error of δ adds to the gradient by W_Q x, by α, [L, N, H, T, d]: PK, taken back to before RoPE."""
+        return self.to_projection(self.attended_keys) if self.to_projection else self.attended_keys
 
     @cached_property
     def _forward(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:

@@ -25,6 +25,7 @@ from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.out_error import OutBias, Ties
 from flashpoint.lab.probes.user_probes import ProbesState
+from flashpoint.numerics.production import each_head
 from flashpoint.runs.metric_table import W_Q_NORM, WEIGHT_NORMS
 
 BUILT_IN: dict[str, type[Probe]] = {
@@ -246,13 +247,14 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     """Return the largest singular values of W_Q, W_K, W_V and of the bilinear form W_Qᵀ W_K of each head.
 
     Returns:
-        Of each of :data:`.WEIGHT_NORMS` [n_layer, n_head] float32, relative error below 1e-3.
+        Of each of :data:`.WEIGHT_NORMS` [n_layer, n_head] float32, relative error below 1e-3. Those of W_K and W_V
+        that several heads share stand in each of them.
     """
-    H, C = model.config.n_head, model.config.d_model
-    packed = torch.stack([cast(Block, block).attention.qkv.weight for block in model.blocks])
-    weights = packed.view(-1, 3, H, C // H, C).transpose(0, 1)  # [3, L, H, d, C]
-    grams = weights.double() @ weights.double().mT  # W Wᵀ
-    unit = torch.eye(C // H, dtype=grams.dtype, device=grams.device).expand_as(grams[0])
+    of_layers = zip(*(cast(Block, block).attention.weights for block in model.blocks), strict=True)
+    q, *shared = (torch.stack(weights).double() for weights in of_layers)  # [L, H, d, C], and with H_kv heads
+    weights = torch.stack([q, *(each_head(q, one) for one in shared)])  # [3, L, H, d, C]
+    grams = weights @ weights.mT  # W Wᵀ
+    unit = torch.eye(q.shape[2], dtype=grams.dtype, device=grams.device).expand_as(grams[0])
     # W_Qᵀ W_K has the squared norm of W_Q W_Qᵀ · W_K W_Kᵀ.
     eigenvalues = largest_eigenvalue(torch.stack([*grams, grams[0]]), torch.stack([unit, unit, unit, grams[1]]))
     return {metric.name: norms for metric, norms in zip(WEIGHT_NORMS, eigenvalues.sqrt().float(), strict=True)}

@@ -36,7 +36,7 @@ def with_unrounded_out(model: GPT, precision: Precision = "bf16") -> GPT:
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
     for block in twin.blocks:
         attention = cast(Block, block).attention
-        attention.variant = _with_unrounded_out(analysed(attention.variant, precision))
+        attention.core.variant = _with_unrounded_out(analysed(attention.core.variant, precision))
         attention.projection = _FP32Input(attention.projection, linear_dtype(precision))
     return twin
 

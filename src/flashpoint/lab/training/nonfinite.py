@@ -12,6 +12,7 @@ from flashpoint.lab.model import GPT, Block, CausalSelfAttention
 from flashpoint.lab.precision import Precision, autocast, loss_scale
 from flashpoint.lab.probes.instrumented import recorded
 from flashpoint.numerics.dispatch import flash_fwd, row_statistics, whole_scores
+from flashpoint.numerics.production import each_head
 from flashpoint.numerics.variant import kernel_in
 
 
@@ -42,46 +43,49 @@ def _look_through(
 ) -> str | None:
     """Return what is not finite in one micro-batch, whose gradients are those of the loss times ``scale``."""
     attentions = [cast(Block, block).attention for block in model.blocks]
-    with recorded(model) as (_, packed, outs), torch.enable_grad(), autocast(sequences.device, precision):
+    with recorded(model) as kept, torch.enable_grad(), autocast(sequences.device, precision):
         loss = model(sequences[:, :-1], sequences[:, 1:], seed_and_step)
-    for attention, projected, out in zip(attentions, packed, outs, strict=True):
+    taken = list(zip(kept.q, kept.k, kept.v, strict=True))
+    for attention, projected, tensors, out in zip(attentions, kept.projected, taken, kept.outs, strict=True):
         if not projected.isfinite().all():
-            return f"q, k or v of layer {attention.layer} is not finite: the projection's result"
+            return f"q, k or v of layer {attention.core.layer} is not finite: the projection's result"
         if not out.isfinite().all():
-            return _of_row(attention, projected, out, seed_and_step)
+            return _of_row(attention, tensors, out, seed_and_step)
     if not loss.isfinite():
         return "the loss is not finite: every attention's output is"
-    grads = torch.autograd.grad(loss * scale, [*outs, *packed])
-    grad_outs, grad_packed = grads[: len(outs)], grads[len(outs) :]
-    for attention, grad_out, grad in reversed(list(zip(attentions, grad_outs, grad_packed, strict=True))):
+    L = len(attentions)
+    grads = torch.autograd.grad(loss * scale, [*kept.outs, *kept.q, *kept.k, *kept.v])
+    of_layers = zip(attentions, *(grads[L * part : L * (part + 1)] for part in range(4)), strict=True)
+    for attention, grad_out, *parts in reversed(list(of_layers)):
         if not grad_out.isfinite().all():
-            return f"dO of layer {attention.layer} is not finite: it comes from above the attention"
-        if not grad.isfinite().all():
-            names = ("dQ", "dK", "dV")
-            which = [name for name, part in zip(names, grad.chunk(3, -1), strict=True) if not part.isfinite().all()]
-            sequence, row, feature = (int(index) for index in (~grad.isfinite()).nonzero()[0])
-            head = feature % attention.qkv.in_features // (attention.qkv.in_features // attention.n_head)
+            return f"dO of layer {attention.core.layer} is not finite: it comes from above the attention"
+        bad = [~part.isfinite().all(-1) for part in parts]  # [B, H, T], and with H_kv heads
+        if which := [name for name, rows in zip(("dQ", "dK", "dV"), bad, strict=True) if rows.any()]:
+            sequence, row, head = min(
+                (*(int(index) for index in rows.transpose(1, 2).nonzero()[0]),) for rows in bad if rows.any()
+            )
             return f"{', '.join(which)} of {_place(attention, head, sequence, row)} is not finite: O and dO are"
     return None
 
 
-def _of_row(attention: CausalSelfAttention, projected: Tensor, out: Tensor, seed_and_step: Tensor) -> str:
+def _of_row(
+    attention: CausalSelfAttention, taken: tuple[Tensor, Tensor, Tensor], out: Tensor, seed_and_step: Tensor
+) -> str:
     """Say what made the first row of O not finite, of all heads."""
+    variant, layer = attention.core.variant, attention.core.layer
     by_head = out.detach().unflatten(-1, (attention.n_head, -1)).transpose(1, 2)  # [B, H, T, d]
     broken = ~by_head.isfinite().all(-1)
     sequence, head, row = (int(index) for index in broken.nonzero()[0])
     place = f"O of {_place(attention, head, sequence, row)}"
     count = f"{int(broken.sum()):,} of {broken.numel():,} rows of the layer"
-    if kernel_in(attention.variant, attention.layer) != "flash":
+    if kernel_in(variant, layer) != "flash":
         return f"{place} is not finite ({count})"
-    q, k, v = (
-        part.unflatten(-1, (attention.n_head, -1)).transpose(1, 2)
-        for part in projected.detach()[sequence : sequence + 1].chunk(3, -1)
-    )
-    context: dict[str, Any] = {"layer": attention.layer, "seed_and_step": seed_and_step}
-    shift = row_statistics(q, k, v, attention.variant, **context)[0][0, head, row].item()
-    logsumexp = flash_fwd(q, k, v, attention.variant, **context)[1][0, head, row].item()
-    row_max = whole_scores(q, k, attention.variant, **context)[0, head, row].amax().item()
+    q, *others = (x.detach()[sequence : sequence + 1] for x in taken)
+    k, v = (each_head(q, x) for x in others)
+    context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step}
+    shift = row_statistics(q, k, v, variant, **context)[0][0, head, row].item()
+    logsumexp = flash_fwd(q, k, v, variant, **context)[1][0, head, row].item()
+    row_max = whole_scores(q, k, variant, **context)[0, head, row].amax().item()
     if logsumexp == -math.inf:
         return (
             f"{place} is NaN ({count}): every P̄ underflows, so that ℓ = 0; m = {shift:.1f} lies "
@@ -91,4 +95,4 @@ def _of_row(attention: CausalSelfAttention, projected: Tensor, out: Tensor, seed
 
 
 def _place(attention: CausalSelfAttention, head: int, sequence: int, row: int) -> str:
-    return f"layer {attention.layer}, head {head + 1}, row {row + 1} of sequence {sequence + 1}"
+    return f"layer {attention.core.layer}, head {head + 1}, row {row + 1} of sequence {sequence + 1}"

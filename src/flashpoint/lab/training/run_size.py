@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flashpoint.errors import UserError
-from flashpoint.lab.config import SIMILARITY_TOKENS, CheckpointsConfig, Config
+from flashpoint.lab.config import SIMILARITY_TOKENS, CheckpointsConfig, Config, d_mlp
 
 Sizes = Mapping[str, int]
 """Bytes by what they are for."""
@@ -32,8 +32,10 @@ _OF_ALL_SCORES = frozenset(("delta_error", "scores", "rows", "null_direction", "
 class RunSize:
     """The numbers that sizes depend on, each named as its key."""
 
+    family: str
     n_layer: int
     n_head: int
+    n_kv_head: int
     d_model: int
     context: int
     vocab_size: int
@@ -67,8 +69,8 @@ class RunSize:
         model, train, probes, kept = config.model, config.train, config.probes, config.checkpoints
         observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
-            n_layer=model.n_layer, n_head=model.n_head, d_model=model.d_model, context=model.context,
-            vocab_size=model.vocab_size, steps=train.steps,
+            family=model.family, n_layer=model.n_layer, n_head=model.n_head, n_kv_head=model.kv_heads,
+            d_model=model.d_model, context=model.context, vocab_size=model.vocab_size, steps=train.steps,
             first_step=min(config.from_step or 0, train.steps), batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
@@ -80,13 +82,16 @@ class RunSize:
 
     @property
     def parameters(self) -> int:
-        C = self.d_model
-        return (self.vocab_size + self.context + self.n_layer * (12 * C + 2) + 1) * C
+        C, inside = self.d_model, d_mlp(self.family, self.d_model)
+        llama = self.family == "llama"
+        projections = 2 * C + 2 * C * self.n_kv_head // self.n_head + (3 if llama else 2) * inside
+        positions = 0 if llama else self.context
+        return (self.vocab_size + positions + self.n_layer * (projections + 2) + 1) * C
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint."""
-        tensors = 3 + 6 * self.n_layer
+        tensors = 2 + 7 * self.n_layer if self.family == "llama" else 3 + 6 * self.n_layer
         return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
 
     @property

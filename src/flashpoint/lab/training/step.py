@@ -13,7 +13,7 @@ from torch._functorch import config as functorch_config
 
 from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
-from flashpoint.lab.model import GPT, Block
+from flashpoint.lab.model import GPT, Block, by_head
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
@@ -78,9 +78,9 @@ class OptimizerStep:
             functorch_config.autograd_cache_allow_custom_autograd_functions = True
             attentions = []
             for attention in (cast(Block, block).attention for block in self.model.blocks):
-                kernel = kernel_in(attention.variant, attention.layer)
+                kernel = kernel_in(attention.core.variant, attention.core.layer)
                 if kernel == "flash":
-                    attentions.append(attention.attend)
+                    attentions.append(attention.core.forward)
                 else:
                     make_ready(kernel, self._batch.shape[2] - 1, self._batch.device)
             with ThreadPoolExecutor(1) as beside:
@@ -145,18 +145,20 @@ class OptimizerStep:
             loss: Tensor = self._loss_of(sequences[:, :-1], sequences[:, 1:], self.seed_and_step)
         return loss
 
-    def _compile_kernels(self, attentions: Iterable[Callable[[Tensor, Tensor], Tensor]]) -> None:
+    def _compile_kernels(self, attentions: Iterable[Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]]) -> None:
         """Run the attention of each layer, whose kernels PyTorch's compiler only calls: neither waits for the other.
 
         No module may be called or looked up here: while the compiler traces, it takes what any thread does with modules
         for a part of what it traces.
         """
-        shape = (self._batch.shape[1], self._batch.shape[2] - 1, 3 * self.model.config.d_model)
+        of_model = self.model.config
+        n_head, n_kv_head = of_model.n_head, of_model.kv_heads
+        shape = (self._batch.shape[1], self._batch.shape[2] - 1, (n_head + 2 * n_kv_head) * of_model.head_size)
         dtype = linear_dtype(self._train.precision)
         qkv = torch.zeros(shape, dtype=dtype, device=self._device, requires_grad=True)
         with torch.cuda.device_of(qkv), autocast(self._device, self._train.precision):
             for attention in attentions:
-                out = attention(qkv, self.seed_and_step)
+                out = attention(*by_head(qkv, n_head, n_kv_head), self.seed_and_step)
                 torch.autograd.grad(out, qkv, torch.zeros_like(out))
 
     def _compute(self) -> None:
