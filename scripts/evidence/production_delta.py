@@ -8,16 +8,21 @@ The model runs forward and backward with each attention, so that dO is that of i
 on the recorded Q, K, V and dO, with a feature of K that is 1 where Q and V are 0: dQ of it is α·Σⱼ dSᵢⱼ, which is −α
 times the error of δ. Shifts stand in front of that call. One line of JSON a run, step, attention and layer. It stops
 after ``--minutes``, and goes on where the file ends.
+
+``jax_cudnn`` and ``jax_xla`` are ``jax.nn.dot_product_attention`` by that implementation. The model runs with PyTorch's
+attention then, so that dO is that of another O.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib.util
 import json
 import lzma
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -27,6 +32,7 @@ import torch
 import torch.nn.functional as F
 import yaml
 from torch import Tensor
+from torch.utils import dlpack
 
 from flashpoint.cli.table import Table, show
 from flashpoint.diagnosis.call import AttentionCall
@@ -50,6 +56,8 @@ from flashpoint.runs.select import open_run
 
 WIDE = 128
 """Features of a head in the call that reads row sums: what every kernel takes, beyond the model's 64."""
+RECORDED_BY = {"jax_cudnn": "sdpa_cudnn", "jax_xla": "sdpa"}
+"""Attentions of JAX, and the variant with which the model runs in their place."""
 FOLLOWED = 16
 """Sequences on which the slope of δ's error on the rounding of O is measured: the reference is slow."""
 
@@ -60,6 +68,52 @@ def attention_of(word: str) -> AttentionVariant:
     variant = variant_named(name, CONFIGS / "attn")
     changes = {key: yaml.safe_load(value) for key, value in (choice.split("=") for choice in choices)}
     return dataclasses.replace(variant, name=word, **changes)
+
+
+class OfJax(torch.autograd.Function):
+    """``jax.nn.dot_product_attention`` of PyTorch's tensors, which both libraries read in place."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, implementation: str
+    ) -> Tensor:
+        import jax
+
+        attend = partial(jax.nn.dot_product_attention, scale=scale, is_causal=is_causal, implementation=implementation)
+        out, ctx.pull_back = jax.vjp(attend, *map(_to_jax, (q, k, v)))
+        return _to_torch(out)
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        return (*map(_to_torch, ctx.pull_back(_to_jax(grad_out))), None, None, None)
+
+
+def _to_jax(x: Tensor) -> Any:
+    """Return [B, T, H, d] of [B, H, T, d]."""
+    import jax
+
+    return jax.dlpack.from_dlpack(x.detach().transpose(1, 2).contiguous())
+
+
+def _to_torch(x: Any) -> Tensor:
+    return dlpack.from_dlpack(x.block_until_ready()).transpose(1, 2)
+
+
+def of_jax(word: str) -> Function:
+    """Return an attention of JAX.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    if importlib.util.find_spec("jax") is None:
+        raise UserError(f"{word}: needs jax; pip install jax, on a GPU 'jax[cuda13]'")
+    implementation = word.removeprefix("jax_")
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        out: Tensor = OfJax.apply(q, k, v, is_causal, scale, implementation)
+        return out
+
+    return function
 
 
 def kernel_of(variant: AttentionVariant, layer: int) -> Function:
@@ -89,21 +143,30 @@ def with_row_sums(function: Function, call: AttentionCall) -> tuple[Tensor, Tens
     return out.detach()[..., :d], grad_q[..., d].double() / call.form.scale
 
 
-def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Iterator[dict[str, Tensor]]:
-    """Yield measures [H] of each sequence of a call of one layer."""
+def measured(
+    call: AttentionCall, variant: AttentionVariant, follow: int, other: Function | None = None
+) -> Iterator[dict[str, Tensor]]:
+    """Yield measures [H] of each sequence of a call of one layer.
+
+    Args:
+        variant: which made the call.
+        follow: how many of the sequences say whether δ follows O.
+        other: what is called anew, if it is not the variant.
+    """
     call = behind_shifts(call, variant)
-    out, row_sums = with_row_sums(kernel_of(variant, call.layer), call)
+    out, row_sums = with_row_sums(other or kernel_of(variant, call.layer), call)
     assert call.out is not None
     assert call.grad_q is not None
     for n in range(len(call.q)):
         true = exact(call, n)
         error = -row_sums[n]
         found = relative(ROW_SUMS, error, true.bound)
-        if variant.shift_keys == "none" and variant.shift_values == "none":
+        if other is None and variant.shift_keys == "none" and variant.shift_values == "none":
             found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.form.scale)["along_mean_key"]
         if n < follow:
             none = torch.zeros_like(error)
-            for name, of in (("follows_out", out), ("follows_narrow_out", call.out)):
+            of_outs = {"follows_out": out} if other else {"follows_out": out, "follows_narrow_out": call.out}
+            for name, of in of_outs.items():
                 slopes = delta_follows(call, of[n].double(), error, none, true, n)
                 found[name] = slopes["delta_follows_out"]
         yield found
@@ -111,7 +174,7 @@ def measured(call: AttentionCall, variant: AttentionVariant, follow: int) -> Ite
 
 def measure(run: Path, step: int, word: str, sequences: int, device: torch.device) -> list[dict[str, Any]]:
     """Return a row for each layer."""
-    variant = attention_of(word)
+    variant, other = attention_of(RECORDED_BY.get(word, word)), of_jax(word) if word in RECORDED_BY else None
     batches, _ = batches_of_run(RunFolder(run), step, sequences, device, variant)
     layers: dict[int, list[dict[str, Tensor]]] = {}
     at = step
@@ -119,12 +182,13 @@ def measure(run: Path, step: int, word: str, sequences: int, device: torch.devic
         for call in calls:
             of_layer = layers.setdefault(call.layer, [])
             at = call.step
-            of_layer += measured(call, variant, max(0, FOLLOWED - len(of_layer)))
+            of_layer += measured(call, variant, max(0, FOLLOWED - len(of_layer)), other)
     if (found := min(map(len, layers.values()))) < sequences:
         raise UserError(
             f"{found} sequences follow that step, not {sequences}; train longer, or give --sequences {found}"
         )
     package = "torch" if variant.kernel == "flash" else PRODUCTION[variant.kernel].package
+    package = "jax" if other else package
     corpus = open_run(str(run)).manifest.data.fingerprint
     return [
         {

@@ -1,0 +1,64 @@
+"""``scripts/evidence/production_delta.py`` on a captured call: whether δ of an attention follows the rounding of O."""
+
+import importlib.util
+
+import pytest
+import torch
+
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.form import Form
+from flashpoint.errors import UserError
+from tests.conftest import REPOSITORY
+from tests.numerics.oracle import exact_attention
+from tests.numerics.test_reference_fp64 import normal
+
+SPEC = importlib.util.spec_from_file_location("production_delta", REPOSITORY / "scripts/evidence/production_delta.py")
+assert SPEC is not None
+assert SPEC.loader is not None
+SCRIPT = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(SCRIPT)
+
+
+def call() -> AttentionCall:
+    """Of values with a mean, so that O is rounded by more than dS is."""
+    q, k, v, grad_out = normal(128, 16)
+    tensors = [x.bfloat16() for x in (q, k, v + 2.0, grad_out)]
+    exact = exact_attention(*tensors)
+    out, grad_q = exact["out"].bfloat16(), exact["grad_q"].bfloat16()
+    return AttentionCall(*tensors, out, grad_q, None, None, Form(True, 0.25), 1, 0, "own")
+
+
+def slope(name: str) -> float:
+    variant, other = SCRIPT.attention_of(SCRIPT.RECORDED_BY.get(name, name)), None
+    if name in SCRIPT.RECORDED_BY:
+        other = SCRIPT.of_jax(name)
+    of = [one["follows_out"] for one in SCRIPT.measured(call(), variant, 16, other)]
+    return float(torch.stack(of).mean())
+
+
+@pytest.mark.parametrize(("name", "wanted"), [("sdpa_flash", 1.0), ("sdpa_math", 0.0), ("flash_fixed", 0.0)])
+def test_delta_follows_the_rounding_of_o_where_it_is_of_that_o(name: str, wanted: float) -> None:
+    assert slope(name) == pytest.approx(wanted, abs=0.05)
+
+
+def test_jax_without_cudnn_makes_its_delta_of_p_and_dp() -> None:
+    """JAX differentiates its softmax, whose δ is rowsum(P∘dP)."""
+    pytest.importorskip("jax")
+    assert slope("jax_xla") == pytest.approx(0.0, abs=0.05)
+
+
+def test_what_jax_returns_are_its_own_gradients() -> None:
+    pytest.importorskip("jax")
+    given = call()
+    q, k, v = (x.clone().requires_grad_() for x in (given.q, given.k, given.v))
+    out = SCRIPT.of_jax("jax_xla")(q, k, v, True, given.form.scale)
+    found = [out.detach(), *torch.autograd.grad(out, (q, k, v), given.grad_out)]
+    wanted = exact_attention(given.q, given.k, given.v, given.grad_out, scale=given.form.scale)
+    for one, name in zip(found, ("out", "grad_q", "grad_k", "grad_v"), strict=True):
+        assert float((one.double() - wanted[name]).norm() / wanted[name].norm()) < 2**-6
+
+
+def test_jax_that_is_not_installed_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"jax_cudnn: needs jax; pip install jax, .*jax\[cuda13\]"):
+        SCRIPT.of_jax("jax_cudnn")
