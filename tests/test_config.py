@@ -205,7 +205,7 @@ def test_a_run_is_uploaded_only_where_it_is_asked_for() -> None:
     [
         ("model.n_layer=0", "model.n_layer=0: give more than 0"),
         ("model.d_model=96", "model.d_model=96 over model.n_head=4 gives heads of 24 features"),
-        ("data.source=books", "data.source=books: choose one of packages, python_corpus, openwebtext, text"),
+        ("data.source=books", "data.source=books: choose one of packages, prose, python_corpus, openwebtext, text"),
         ("data.source=text", "data.path is missing"),
         ("data.path=x", "data.path=x is only read by data=text"),
         ("data.val_fraction=1.0", "data.val_fraction=1.0: give more than 0 and less than 1"),

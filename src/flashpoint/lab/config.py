@@ -96,7 +96,7 @@ def d_mlp(family: str, d_model: int) -> int:
 class DataConfig:
     """Where the tokens come from."""
 
-    source: Literal["packages", "python_corpus", "openwebtext", "text"] = "packages"
+    source: Literal["packages", "prose", "python_corpus", "openwebtext", "text"] = "packages"
     """Where the text is from."""
     path: str | None = None
     """For ``text``: a .txt, .jsonl or .parquet file, or a folder of them."""

@@ -14,7 +14,8 @@ from typing import Any, Protocol
 
 from flashpoint.errors import UserError, one_line
 from flashpoint.lab.config import DataConfig
-from flashpoint.lab.data.packages import fetched, packages_digest
+from flashpoint.lab.data.packages import CODE, Packages, fetched
+from flashpoint.lab.data.prose import PROSE
 from flashpoint.lab.data.text_files import SHARD_BYTES, text_identity, text_shards
 
 _CODE_SUFFIXES = frozenset((".py", ".pyi", ".pyx", ".pxd", ".txt", ".md", ".rst", ".c", ".cc", ".cpp", ".h", ".hpp"))
@@ -22,6 +23,8 @@ _LARGEST_CODE_FILE = 1_000_000  # beyond it files are tables and generated code
 _PACKAGE_FOLDERS = ("site-packages", "dist-packages")
 _OPENWEBTEXT = "Skylion007/openwebtext"
 OPENWEBTEXT_SHARD = 20_000
+OF_PACKAGES: dict[str, Packages] = {packages.source: packages for packages in (CODE, PROSE)}
+"""What pip fetches, by ``data.source``."""
 
 
 class Shard(Protocol):
@@ -42,8 +45,8 @@ def source_identity(config: DataConfig) -> dict[str, Any]:
         UserError: ``data.path`` holds no text that can be read.
     """
     identity: dict[str, Any] = {"source": config.source, "max_bytes": config.max_bytes}
-    if config.source == "packages":
-        identity["packages"] = packages_digest()
+    if config.source in OF_PACKAGES:
+        identity["packages"] = OF_PACKAGES[config.source].digest
     if config.source == "python_corpus":
         identity["python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
     if config.source == "text":
@@ -58,8 +61,9 @@ def source_shards(config: DataConfig) -> list[Shard]:
         UserError: the source is missing, empty or unreachable.
     """
     match config.source:
-        case "packages":
-            return list(_code_corpus([fetched(Path(config.root))], config.max_bytes or sys.maxsize))
+        case "packages" | "prose":
+            folder = fetched(OF_PACKAGES[config.source], Path(config.root))
+            return list(_code_corpus([folder], config.max_bytes or sys.maxsize))
         case "python_corpus":
             return list(_code_corpus(_python_roots(), config.max_bytes or sys.maxsize))
         case "openwebtext":

