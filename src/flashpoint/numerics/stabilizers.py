@@ -82,11 +82,11 @@ def in_fp16(
     inner_biases = [next(rest) if asks else _half(bias) for bias, asks in zip(biases, learned, strict=True)]
     with torch.autocast(q.device.type, enabled=False):  # under which PyTorch's attention casts FP16 to BF16
         inside = attention(*inner[:3], *inner_biases)
-    whole = list(inside) if isinstance(inside, tuple | list) else [inside]
+    whole = list(inside) if isinstance(inside, (tuple, list)) else [inside]  # PyTorch 2.6 traces no tuple | list
     at = [0, *(i for i, one in enumerate(whole) if i and isinstance(one, Tensor) and one.requires_grad)]
     for i, one in zip(at, _Leave.apply(scale, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
         whole[i] = one
-    return tuple(whole) if isinstance(inside, tuple | list) else whole[0]
+    return tuple(whole) if isinstance(inside, (tuple, list)) else whole[0]
 
 
 def _half(x: Tensor) -> Tensor:
