@@ -1,5 +1,6 @@
 """Llama's layers against Transformers' Llama, and recorded, replayed and resumed as GPT-2 is."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.conftest import Command, environment, train_command
 CONFIG = ModelConfig(family="llama", n_layer=3, n_head=4, n_kv_head=2, d_model=64, context=32, vocab_size=97)
 EXACT = AttentionVariant(probs=UNROUNDED, out=UNROUNDED, grad_scores=UNROUNDED)
 SEED_AND_STEP = torch.tensor([0, 0])
-LLAMA = ("model.family=llama", "model.n_kv_head=1", "checkpoints.interval=4")
+LLAMA = ("model.family=llama", "model.n_kv_head=1", "model.qk_norm=true", "checkpoints.interval=4")
 
 
 def tokens(length: int = 32, batch: int = 2) -> Tensor:
@@ -53,6 +54,8 @@ def in_transformers(model: GPT, other: torch.nn.Module) -> dict[str, Tensor]:
                 "attention_norm.weight": ["input_layernorm"],
                 "attention.qkv.weight": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"],
                 "attention.projection.weight": ["self_attn.o_proj"],
+                "attention.q_norm.weight": ["self_attn.q_norm"],
+                "attention.k_norm.weight": ["self_attn.k_norm"],
                 "mlp_norm.weight": ["post_attention_layernorm"],
                 "mlp.gate.weight": ["mlp.gate_proj"],
                 "mlp.expand.weight": ["mlp.up_proj"],
@@ -99,6 +102,15 @@ def test_logits_and_gradients_equal_transformers_llama() -> None:
     assert_equal_to(far_from_the_start(CONFIG), other)
 
 
+@pytest.mark.slow
+def test_with_qk_norm_logits_and_gradients_equal_transformers_qwen3() -> None:
+    transformers = pytest.importorskip("transformers")
+    config = dataclasses.replace(CONFIG, qk_norm=True)
+    assert_equal_to(
+        far_from_the_start(config), transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape(config)))
+    )
+
+
 def test_llamas_mlp_is_as_wide_as_published() -> None:
     """Meta's 7B has 11,008 for a width of 4,096, a multiple of 256; ours is the multiple of 64 below that."""
     assert ModelConfig(family="llama", d_model=768, n_head=12).d_mlp == 8 * 768 // 3
@@ -106,9 +118,10 @@ def test_llamas_mlp_is_as_wide_as_published() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-def test_observed_gradients_by_q_add_up_to_those_of_w_q(family: Any) -> None:
+@pytest.mark.parametrize("qk_norm", [False, True])
+def test_observed_gradients_by_q_add_up_to_those_of_w_q(family: Any, qk_norm: bool) -> None:
     """The oracle is autograd's gradient of the whole projection."""
-    model = far_from_the_start(ModelConfig(family=family, n_layer=2, n_head=4, n_kv_head=2, d_model=64, vocab_size=97))
+    model = far_from_the_start(dataclasses.replace(CONFIG, family=family, qk_norm=qk_norm))
     sequences = tokens(33)
     seen = InstrumentedPass(model, sequences, 2, torch.device("cpu"), "data", "fp32")(sequences, SEED_AND_STEP)
     model(sequences[:, :-1], sequences[:, 1:], SEED_AND_STEP).backward()

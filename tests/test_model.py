@@ -1,5 +1,6 @@
 """GPT-2's shape and start, checked from outside the model."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -55,9 +56,9 @@ def test_a_fresh_model_predicts_almost_uniformly() -> None:
     assert loss.item() == pytest.approx(math.log(97), abs=0.05)
 
 
-@pytest.mark.parametrize("z_loss", [0.0, 0.25])
-def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float) -> None:
-    model = GPT(CONFIG, EXACT, 3, z_loss)
+@pytest.mark.parametrize(("z_loss", "qk_norm"), [(0.0, False), (0.25, False), (0.0, True)])
+def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, qk_norm: bool) -> None:
+    model = GPT(dataclasses.replace(CONFIG, qk_norm=qk_norm), EXACT, 3, z_loss)
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, so that attention matters
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.1)
@@ -88,7 +89,11 @@ def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor) -> Tensor:
         for head in range(2):
             rows = slice(32 * head, 32 * head + 32)
             w_q, w_k, w_v = (w[p + "attention.qkv.weight"][64 * i :][rows] for i in range(3))
-            scores = (y @ w_q.T) @ (y @ w_k.T).mT / math.sqrt(32)
+            q, k = y @ w_q.T, y @ w_k.T
+            if (gain := p + "attention.q_norm.weight") in w:
+                q = q / (q.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[gain]
+                k = k / (k.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[p + "attention.k_norm.weight"]
+            scores = q @ k.mT / math.sqrt(32)
             scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
             heads.append(scores.softmax(-1) @ (y @ w_v.T))
         x = x + torch.cat(heads, -1) @ w[p + "attention.projection.weight"].T

@@ -48,6 +48,8 @@ class ModelConfig:
     """Heads of keys and values, each of which serves as many heads of queries; null is ``n_head``."""
     d_model: Annotated[Count, EXPERIMENT] = 256
     """Features of a token: the model's width."""
+    qk_norm: Annotated[bool, EXPERIMENT] = False
+    """Divide q and k of each head by their root mean square, before their positions, and multiply by learned gains."""
     context: Annotated[Count, EXPERIMENT] = 2048
     """T: tokens of a sequence, and the number of positions."""
     vocab_size: Annotated[Count, EXPERIMENT] = 8192

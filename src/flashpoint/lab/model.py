@@ -53,7 +53,7 @@ class RotaryPositions(nn.Module):
     2021).
 
     The pairs are those of GPT-NeoX and Transformers. Meta's code pairs neighbours, which is another order of W_Q's and
-    W_K's rows. As there, the rotation is in FP32, and its result is rounded once.
+    W_K's rows. The rotation is in FP32, as there.
     """
 
     cos: Tensor
@@ -67,10 +67,10 @@ class RotaryPositions(nn.Module):
         self.register_buffer("sin", angles.sin().float(), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return queries or keys [..., T, d] at their positions, in their dtype."""
-        (a, b), T = x.float().chunk(2, -1), x.shape[-2]
+        """Return queries or keys at their positions, [..., T, d] float32 both."""
+        (a, b), T = x.chunk(2, -1), x.shape[-2]
         cos, sin = self.cos[:T], self.sin[:T]
-        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1).to(x.dtype)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
 def by_head(qkv: Tensor, n_head: int, n_kv_head: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,7 +99,11 @@ class CausalSelfAttention(nn.Module):
         super().__init__()
         self.n_head, self.n_kv_head = config.n_head, config.kv_heads
         self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.head_size)
-        self.rotary = RotaryPositions(config.context, config.head_size) if config.family == "llama" else None
+        d = config.head_size
+        # QK-norm as in Qwen3 (arXiv 2505.09388): over the features of a head, with gains that all heads share. OLMo 2
+        # normalises all heads at once.
+        self.q_norm, self.k_norm = (nn.RMSNorm(d, RMS_NORM_EPS) if config.qk_norm else None for _ in "qk")
+        self.rotary = RotaryPositions(config.context, d) if config.family == "llama" else None
         self.core = CoreAttention(variant, layer)
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
@@ -110,11 +114,23 @@ class CausalSelfAttention(nn.Module):
 
     def queries(self, projected: Tensor) -> Tensor:
         """Return what the attention takes of W_Q x, [..., H, T, d] both."""
-        return projected if self.rotary is None else self.rotary(projected)
+        return self._placed(projected, self.q_norm)
 
     def keys(self, projected: Tensor) -> Tensor:
         """Return what the attention takes of W_K x, [..., H_kv, T, d] both."""
-        return projected if self.rotary is None else self.rotary(projected)
+        return self._placed(projected, self.k_norm)
+
+    @property
+    def takes_projected(self) -> bool:
+        """Whether q is W_Q x itself."""
+        return self.q_norm is None and self.rotary is None
+
+    def _placed(self, projected: Tensor, norm: nn.Module | None) -> Tensor:
+        if self.takes_projected:
+            return projected
+        x = projected.float()  # rounded once, at the end
+        x = x if norm is None else norm(x)
+        return (x if self.rotary is None else self.rotary(x)).to(projected.dtype)
 
     @property
     def weights(self) -> tuple[Tensor, Tensor, Tensor]:

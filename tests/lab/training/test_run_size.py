@@ -40,11 +40,11 @@ def test_the_presets_fit_the_machines_they_are_for() -> None:
 
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
-@pytest.mark.parametrize("n_kv_head", [1, 3])
-def test_parameters_are_counted_exactly(family: str, n_kv_head: int) -> None:
+@pytest.mark.parametrize(("n_kv_head", "qk_norm"), [(1, True), (3, False)])
+def test_parameters_are_counted_exactly(family: str, n_kv_head: int, qk_norm: bool) -> None:
     shape = ("model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
-    of_llama = (f"model.family={family}", f"model.n_kv_head={n_kv_head}")
-    config = composed("experiment=laptop", "probes.attention=[]", *shape, *of_llama)
+    layers = (f"model.family={family}", f"model.n_kv_head={n_kv_head}", f"model.qk_norm={qk_norm}")
+    config = composed("experiment=laptop", "probes.attention=[]", *shape, *layers)
     parameters = list(GPT(config.model, config.attn, 0).parameters())
     needed = RunSize.of_config(config, "cpu")
     assert needed.parameters == sum(parameter.numel() for parameter in parameters)

@@ -152,7 +152,7 @@ class NullDirection(Probe):
     mean key with the mean PK of K as dQ takes it, which errors of δ push W_Q along.
 
     Adding c·q to a row of scores changes no probability, so nothing in the loss holds W_Q along what all keys share.
-    Between W_Q and rotated keys lies another rotation for each token, so that the shares of a Llama are left out.
+    With rotary positions or QK-norm another map lies between W_Q and q for each token. There the shares are left out.
     """
 
     def measure(self, seen: Observation) -> Mapping[str, Tensor]:
@@ -175,7 +175,7 @@ class Similarity(Probe):
 
     Cosine of the rank-1 matrices uxᵀ and u'x'ᵀ is (u·u')(x·x') / (|u||u'||x||x'|): no d × C matrix of a token is made.
     Its factors tell where the common direction comes from: from what all keys share, or from what all inputs share.
-    Of a Llama the PK are taken back to before RoPE.
+    The PK are taken back to before norm and rotation of q.
     """
 
     def __init__(self) -> None:

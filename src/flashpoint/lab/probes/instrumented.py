@@ -127,7 +127,7 @@ class InstrumentedPass:
             seed_and_step=self._seed_and_step,
             w_q=w_q,
             update=torch.zeros_like(w_q),
-            to_projection=None if self._attentions[0].rotary is None else self._to_projection(kept.projected),
+            to_projection=None if self._attentions[0].takes_projected else self._to_projection(kept.projected),
         )
 
     def _to_projection(self, projected: list[Tensor]) -> Callable[[Tensor], Tensor]:

@@ -155,7 +155,8 @@ class Observation:
 
     @cached_property
     def pushes(self) -> Tensor:
-        """What an error of δ adds to the gradient by W_Q x, by α, [L, N, H, T, d]: PK, taken back to before RoPE."""
+        """What an error of δ adds to the gradient by W_Q x, by α, [L, N, H, T, d]: PK, taken back to before norm and
+        rotation."""
         return self.to_projection(self.attended_keys) if self.to_projection else self.attended_keys
 
     @cached_property

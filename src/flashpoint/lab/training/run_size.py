@@ -37,6 +37,7 @@ class RunSize:
     n_head: int
     n_kv_head: int
     d_model: int
+    qk_norm: bool
     context: int
     vocab_size: int
     steps: int
@@ -70,7 +71,8 @@ class RunSize:
         observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
             family=model.family, n_layer=model.n_layer, n_head=model.n_head, n_kv_head=model.kv_heads,
-            d_model=model.d_model, context=model.context, vocab_size=model.vocab_size, steps=train.steps,
+            d_model=model.d_model, qk_norm=model.qk_norm, context=model.context, vocab_size=model.vocab_size,
+            steps=train.steps,
             first_step=min(config.from_step or 0, train.steps), batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
@@ -86,12 +88,14 @@ class RunSize:
         llama = self.family == "llama"
         projections = 2 * C + 2 * C * self.n_kv_head // self.n_head + (3 if llama else 2) * inside
         positions = 0 if llama else self.context
-        return (self.vocab_size + positions + self.n_layer * (projections + 2) + 1) * C
+        gains = 2 * C + (2 * C // self.n_head if self.qk_norm else 0)
+        return (self.vocab_size + positions + 1) * C + self.n_layer * (projections * C + gains)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint."""
         tensors = 2 + 7 * self.n_layer if self.family == "llama" else 3 + 6 * self.n_layer
+        tensors += 2 * self.n_layer if self.qk_norm else 0
         return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
 
     @property
