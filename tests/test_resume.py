@@ -24,7 +24,10 @@ from tests.conftest import Command, environment, train_command, wait_until
 from tests.records import MANIFEST
 
 pytestmark = pytest.mark.slow
-LONG = ("train.steps=300", "checkpoints.interval=20", "train.checksum_interval=50", "train.eval_interval=150")
+LONG = (
+    "train.steps=150", "checkpoints.interval=10", "train.checksum_interval=25", "train.eval_interval=75",
+    "probes.weights_interval=10", "probes.attention_interval=10",
+)  # fmt: skip
 KILLS = 5
 
 
@@ -54,7 +57,7 @@ def test_killed_at_random_instants_it_ends_with_the_same_digest(
         before = tape.stat().st_size if tape.exists() else 0
         while process.poll() is None and not (tape.exists() and tape.stat().st_size != before):
             time.sleep(0.01)
-        time.sleep(rng.uniform(0, 0.12))
+        time.sleep(rng.uniform(0, 0.06))
         process.send_signal(signal.SIGKILL)
         _, stderr = process.communicate()
         if process.returncode != -signal.SIGKILL:
@@ -91,7 +94,7 @@ def test_after_a_power_loss_it_ends_with_the_same_digest(undisturbed: Path, trai
         lost.with_suffix(".safetensors").unlink()
     kept = int(re.findall(r"\d+", checkpoints[last].name)[0])
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    tape, steps = Tape.read(run / "tape.bin"), 300
+    tape, steps = Tape.read(run / "tape.bin"), 150
     record = 4 * tape.records[0].size + 8
     synchronised = {
         "chain.bin": 8 + 24 * kept,
@@ -140,11 +143,11 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(undisturbed: Pa
 
 
 def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbed: Path, train: Command) -> None:
-    again = train("replay=whole", "from_step=205", "run_name=rewound", tiny=False, cwd=undisturbed)
+    again = train("replay=whole", "from_step=103", "run_name=rewound", tiny=False, cwd=undisturbed)
     assert again.returncode == 0, again.stderr
-    (line,) = [line for line in again.stderr.splitlines() if line.startswith("from_step=205")]
+    (line,) = [line for line in again.stderr.splitlines() if line.startswith("from_step=103")]
     step = int(re.findall(r"\d+", line)[-1])
-    assert step <= 205
+    assert step <= 103
     whole, rewound = (outcome(undisturbed / "runs" / name) for name in ("whole", "rewound"))
     for name in ("digest", "chain_digest", "tape_digest", "step"):
         assert whole[name] == rewound[name], name
@@ -175,7 +178,7 @@ def test_a_branch_killed_before_its_first_checkpoint_starts_where_it_branched_of
     """After its first steps, and before its tape was there."""
     branch, killed = undisturbed / "runs/branched", undisturbed / f"runs/killed_branch_{len(left)}"
     if not branch.exists():
-        parts = ("replay=whole", "from_step=285", "attn=flash_stochastic", f"run_name={branch.name}")
+        parts = ("replay=whole", "from_step=143", "attn=flash_stochastic", f"run_name={branch.name}")
         assert train(*parts, tiny=False, cwd=undisturbed).returncode == 0
     shutil.copytree(branch, killed)
     for path in killed.iterdir():
@@ -199,7 +202,7 @@ def test_a_branch_whose_beginning_is_gone_is_refused(undisturbed: Path, tmp_path
 
 
 def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, train: Command) -> None:
-    swept = ("-m", "replay=runs/whole", "from_step=290", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
+    swept = ("-m", "replay=runs/whole", "from_step=145", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
     result = train(*swept, tiny=False, cwd=undisturbed)
     assert result.returncode == 0, result.stderr
     runs = list((undisturbed / "branches").glob("[!.]*"))
@@ -207,34 +210,34 @@ def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, tr
     assert len(runs) == len({outcome(run)["digest"] for run in runs}) == 2
     assert parents[0] == parents[1]
     assert parents[0]["run"] == "runs/whole"
-    assert 0 < parents[0]["from_step"] <= 290
+    assert 0 < parents[0]["from_step"] <= 145
 
 
 def test_without_a_learning_rate_a_branch_keeps_the_weights_of_its_checkpoint(
     undisturbed: Path, train: Command
 ) -> None:
-    frozen = ("replay=whole", "from_step=280", "attn=flash_stochastic", "train.lr=0", "run_name=frozen")
+    frozen = ("replay=whole", "from_step=140", "attn=flash_stochastic", "train.lr=0", "run_name=frozen")
     result = train(*frozen, tiny=False, cwd=undisturbed)
     assert result.returncode == 0, result.stderr
     saved = {
         step: load_file(undisturbed / f"runs/{name}/checkpoints/step-{step:09}.safetensors")
-        for name, step in (("whole", 280), ("frozen", 300))
+        for name, step in (("whole", 140), ("frozen", 150))
     }
-    weights = [name for name in saved[280] if name.startswith("model/")]
+    weights = [name for name in saved[140] if name.startswith("model/")]
     assert weights
-    assert all(torch.equal(saved[280][name], saved[300][name]) for name in weights)
+    assert all(torch.equal(saved[140][name], saved[150][name]) for name in weights)
     losses = [json.loads(line).get("loss") for line in (undisturbed / "runs/frozen/metrics.jsonl").open()]
-    assert len(set(filter(None, losses))) == 20
+    assert len(set(filter(None, losses))) == 10
 
 
 def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Command) -> None:
     shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/longer")
     refused = train("resume=longer", tiny=False, cwd=undisturbed)
     assert refused.returncode == 2
-    assert "the run is complete (stable at step 300)" in refused.stderr
-    longer = train("resume=longer", "train.steps=320", tiny=False, cwd=undisturbed)
+    assert "the run is complete (stable at step 150)" in refused.stderr
+    longer = train("resume=longer", "train.steps=160", tiny=False, cwd=undisturbed)
     assert longer.returncode == 0, longer.stderr
-    in_one_go = train(*LONG, "train.steps=320", "train.decay_steps=300", "run_name=long", cwd=undisturbed)
+    in_one_go = train(*LONG, "train.steps=160", "train.decay_steps=150", "run_name=long", cwd=undisturbed)
     assert in_one_go.returncode == 0, in_one_go.stderr
     digests = [outcome(undisturbed / "runs" / name)["digest"] for name in ("longer", "long")]
     assert digests[0] == digests[1]

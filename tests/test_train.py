@@ -207,7 +207,7 @@ def test_replay_refuses_a_tape_cut_short_or_edited(recorded: Path, train: Comman
 def test_without_an_index_a_run_records_the_text_that_it_took_instead(train: Command, tmp_path: Path) -> None:
     own = [value for value in TINY if not value.startswith("data=")]
     offline = {**environment(), "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(tmp_path)}
-    choices = ("data.max_bytes=300000", "train.steps=2", "run_name=offline")
+    choices = ("data.max_bytes=30000", "train.steps=2", "run_name=offline")
     result = train(*own, *choices, tiny=False, env=offline)
     digest = outcome_of(result)[5]
     assert "data=python_corpus" in result.stderr
@@ -328,7 +328,7 @@ def test_a_step_to_start_from_is_one_of_the_tape(recorded: Path, train: Command)
 @pytest.mark.slow
 def test_an_injection_without_a_size_says_that_it_is_none(recorded: Path, train: Command) -> None:
     error = ("attn=flash_fp32", "attn.delta_error.kind=bias")
-    result = train("replay=original", *error, "train.steps=2", cwd=recorded, tiny=False)
+    result = train("replay=original", *error, "train.steps=1", cwd=recorded, tiny=False)
     assert "attn.delta_error.size=0: nothing is injected; give the size" in result.stderr.splitlines()
     result = train("replay=original", *error, "attn.delta_error.size=1e-3", "train.steps=2", cwd=recorded, tiny=False)
     assert "nothing is injected" not in result.stderr

@@ -15,15 +15,20 @@ from flashpoint.diagnosis.probe import Function, results_of
 from flashpoint.drop_in import attention
 from flashpoint.numerics.variant import AttentionVariant
 
-HEADS, LENGTH, SIZE = 4, 96, 32
+HEADS, LENGTH, SIZE = 4, 64, 32
 
 
 def inputs(
-    seed: int, factor: float = 1.0, heads_kv: int = HEADS, offset: float = 0.0, sequences: int = 6
+    seed: int,
+    factor: float = 1.0,
+    heads_kv: int = HEADS,
+    offset: float = 0.0,
+    sequences: int = 6,
+    length: int = LENGTH,
 ) -> list[Tensor]:
     """q, k, v and dO; every key has a part ``offset`` in common."""
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(sequences, heads, LENGTH, SIZE) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
+    shapes = [(sequences, heads, length, SIZE) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
     q, k, v, grad_out = (torch.randn(shape, generator=generator) for shape in shapes)
     k[..., 0] += offset
     return [x.bfloat16() for x in (q * factor, k, v, grad_out)]

@@ -12,7 +12,7 @@ from torch import Tensor
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.form import Form
 
-N, H, T, SIZE = 6, 4, 96, 32
+N, H, T, SIZE = 6, 4, 64, 32
 
 
 def _mask(closed_to: Callable[[Tensor, Tensor], Tensor], queries: int = T, keys: int = T) -> Tensor:
@@ -62,7 +62,7 @@ FORMS: dict[str, Form] = {
     "chunks": Form(True, SCALE, mask=_mask(lambda query, key: query // 40 == key // 40)),
     "packed": Form(True, SCALE, mask=_mask(lambda query, key: (query < 53) == (key < 53))),
     "prefix": Form(False, SCALE, mask=_mask(lambda query, key: (key <= query) | (key < 20))),
-    "bottom-right causal": Form(False, SCALE, mask=_mask(lambda query, key: key <= query + 32, T - 32, T)),
+    "bottom-right causal": Form(False, SCALE, mask=_mask(lambda query, key: key <= query + 16, T - 16, T)),
     "cross": Form(False, SCALE),
     "wider values": Form(True, SCALE),
     "sink": Form(True, SCALE, sink=SINK),
@@ -72,7 +72,7 @@ FORMS: dict[str, Form] = {
     "dropout": Form(True, SCALE, dropout=0.125, kept=_kept(0.125)),
     "dropout and bias": Form(False, SCALE, bias=_relative(), dropout=0.25, kept=_kept(0.25)),
 }
-_LENGTHS = {"bottom-right causal": (T - 32, T), "cross": (64, T)}
+_LENGTHS = {"bottom-right causal": (T - 16, T), "cross": (T, T + 32)}
 
 
 def inputs_of(name: str, seed: int, factor: float = 1.0, dtype: torch.dtype = torch.bfloat16) -> list[Tensor]:

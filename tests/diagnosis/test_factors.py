@@ -19,16 +19,16 @@ from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import DeltaError
-from tests.diagnosis.calls import CLEAN, HEADS, by_position, call_of, inputs
+from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
 
 ETA = torch.tensor([0.0, 0.0, 0.02, 0.0])
 """Of the scores, by head."""
 
 
-def along_out(seed: int, factor: float = 1.0, offset: float = 0.0) -> list[Tensor]:
+def along_out(seed: int, factor: float = 1.0, offset: float = 0.0, length: int = LENGTH) -> list[Tensor]:
     """q, k, v, and a dO that goes with O, as where the loss makes O shorter: δ has a mean, and so has whatever error
     is a share of it."""
-    q, k, v, grad_out = inputs(seed, factor, offset=offset, sequences=8)
+    q, k, v, grad_out = inputs(seed, factor, offset=offset, sequences=8, length=length)
     out = torch.nn.functional.scaled_dot_product_attention(q.float(), k.float(), v.float(), is_causal=True)
     return [q, k, v, (0.5 * grad_out.float() + 2 * out).bfloat16()]
 
@@ -147,7 +147,7 @@ def test_where_the_attention_is_asked_row_sums_with_a_soft_cap_are_no_bias_of_de
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         return capped(q, k, v, is_causal, scale, cap)
 
-    call = call_of(function, along_out(5, factor))
+    call = call_of(function, along_out(5, factor, length=96))
     kinds = {one.kind for one in diagnose(call, function).findings}
     assert kinds & {"other_scores", "out_rows"}
     assert "delta_bias" not in kinds

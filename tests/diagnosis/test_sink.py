@@ -64,7 +64,7 @@ class Biased(torch.autograd.Function):
 def test_the_score_of_a_sink_is_what_was_planted(
     is_causal: bool, dtype: torch.dtype, near: float, heads_kv: int
 ) -> None:
-    tensors = [x.to(dtype) for x in inputs(1, heads_kv=heads_kv)]
+    tensors = [x.to(dtype) for x in inputs(1, heads_kv=heads_kv, length=96)]
     call = call_of(concatenated, tensors)
     call = dataclasses.replace(call, form=Form(is_causal, call.form.scale))
     out = concatenated(*tensors[:3], is_causal, call.form.scale)

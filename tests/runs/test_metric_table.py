@@ -17,7 +17,9 @@ OF_OTHERS = (MEMORY, GRAD_Q_ALONG_MEAN_KEY, MAX_LOGIT)
 
 @pytest.mark.slow
 def test_a_run_with_all_probes_writes_what_the_table_has(train: Command, tmp_path: Path) -> None:
-    outcome_of(train("checkpoints.weights_interval=10", "run_name=twin", "attn=standard"))
+    outcome_of(
+        train("checkpoints.weights_interval=10", "run_name=twin", "attn=standard", "probes.attention_interval=0")
+    )
     probes = f"probes.attention=[{','.join(BUILT_IN)}]"
     outcome_of(train("attn=flash_bf16", probes, "probes.weights_against=twin", "run_name=all"))
     written = open_run("all", tmp_path / "runs").columns
