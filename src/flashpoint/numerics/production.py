@@ -65,7 +65,7 @@ def flex_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale:
     """Return FlexAttention's O [B, H, T, d] and L [B, H, T] float32, a natural logarithm; both have gradients."""
     from torch.nn.attention import flex_attention as library
 
-    if not hasattr(library, "AuxRequest"):  # before PyTorch 2.9
+    if not hasattr(library, "AuxRequest"):  # in older releases of PyTorch
         out, logsumexp = _called_flex(q, k, v, is_causal, scale, return_lse=True)
         return out, logsumexp
     out, others = _called_flex(q, k, v, is_causal, scale, return_aux=library.AuxRequest(lse=True))
