@@ -231,6 +231,13 @@ def test_a_value_out_of_range_is_refused_by_name(override: str, told: str) -> No
     assert "\n" not in str(caught.value)
 
 
+def test_a_learning_rate_that_leaves_fp32_in_muon_is_refused() -> None:
+    with pytest.raises(
+        UserError, match=r"^train\.lr=1e\+31 times a matrix's size leaves FP32 in Muon: give 1e30 or less$"
+    ):
+        composed("optimizer=muon", "train.lr=1e31")
+
+
 def test_every_key_says_what_it_is() -> None:
     listed = list(keys())
     assert {"seed", "model.context", "train.lr", "tracking.group"} <= {key.name for key in listed}

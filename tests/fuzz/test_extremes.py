@@ -10,6 +10,10 @@ from tests.verdicts import outcome_of
 EXTREMES = {
     "optimiser": ("train.lr=1e30", "train.eps=1e-37", "train.weight_decay=1e38", "train.grad_clip=1e38"),
     "small": ("train.lr=1e-37", "train.eps=1e38", "train.grad_clip=1e-37", "train.beta1=0", "train.beta2=0"),
+    "muon": (
+        "optimizer=muon", "optimizer.momentum=0", "optimizer.eps=1", "train.lr=1e30", "train.weight_decay=1e38",
+        "train.z_loss=1e38",
+    ),
     "attention": (
         "attn=flash_fixed_paper", "attn.exact_row_sum=true", "attn.beta=1e38", "attn.tie_tolerance=1e38",
         "attn.block_k=9223372036854775807",

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,10 @@ from tests.conftest import environment, train_command
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
-def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("options", [(), ("optimizer=muon", "train.z_loss=1e-4")])
+def test_replay_is_bitwise_and_another_attention_keeps_the_tape(
+    options: Sequence[str], text_file: Path, tmp_path: Path
+) -> None:
     env = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
 
     def outcome(name: str, *arguments: str, tiny: bool) -> dict:
@@ -22,7 +26,7 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
         value: dict = json.loads((tmp_path / f"runs/{name}/outcome.json").read_text())
         return value
 
-    original = outcome("original", "train.steps=40", tiny=True)
+    original = outcome("original", "train.steps=40", *options, tiny=True)
     again = outcome("again", "replay=original", tiny=False)
     other = outcome("other", "replay=original", "attn=flash_stochastic", tiny=False)
     outcome("not_a_kernel", "replay=original", "attn.block_k=48", tiny=False)  # its step is recorded, too
@@ -36,9 +40,10 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(text_file: Path,
     assert original["digest"] != other["digest"]
 
 
-def test_a_killed_run_resumes_to_the_same_digest_and_rewinds(text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_killed_run_resumes_to_the_same_digest_and_rewinds(optimizer: str, text_file: Path, tmp_path: Path) -> None:
     env = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
-    options = ("train.steps=400", "checkpoints.interval=20", "train.checksum_interval=50")
+    options = (f"optimizer={optimizer}", "train.steps=400", "checkpoints.interval=20", "train.checksum_interval=50")
 
     def command(*arguments: str, tiny: bool) -> list[str]:
         return train_command(*arguments, tiny=tiny, text_file=text_file)

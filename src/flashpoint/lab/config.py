@@ -212,7 +212,7 @@ class OptimizerConfig:
     """``muon`` updates the matrices of the layers by Muon, and the embeddings and gains by AdamW."""
     momentum: Annotated[float, Field(ge=0, lt=1), EXPERIMENT] = 0.95
     """Muon's decay of its one moment, with Nesterov's look ahead."""
-    eps: Annotated[float, Field(gt=0), EXPERIMENT] = 1e-7
+    eps: Annotated[float, Field(gt=0, le=1), EXPERIMENT] = 1e-7
     """Muon's ε: the least norm that a matrix is divided by before it is made orthogonal."""
 
     @model_validator(mode="after")
@@ -345,6 +345,8 @@ class Config:
                 f"model.vocab_size={self.model.vocab_size} is below data.vocab_size={self.data.vocab_size}: "
                 "raise the first or lower the second"
             )
+        if self.optimizer.name == "muon" and self.train.lr > 1e30:
+            raise ValueError(f"train.lr={self.train.lr} times a matrix's size leaves FP32 in Muon: give 1e30 or less")
         check_in_model(self.attn, self.model.n_layer, self.model.n_head)
         if self.train.precision != "bf16" and (self.attn.runs_kernels_of_ours or self.attn.elsewhere is not None):
             raise ValueError(
