@@ -50,13 +50,41 @@ def ended(folder: Path, end: str, **options: object) -> "subprocess.CompletedPro
 
 @pytest.mark.parametrize(
     ("end", "status", "told"),
-    [("pass", 0, ""), ("sys.exit()", 0, ""), ("sys.exit(130)", 130, ""), ("sys.exit('why')", 1, "why\n")],
+    [
+        ("import gc; gc.freeze()", 0, ""),
+        ("sys.exit()", 0, ""),
+        ("sys.exit(130)", 130, ""),
+        ("sys.exit('why')", 1, "why\n"),
+    ],
 )
 def test_what_was_begun_is_done_and_no_object_is_freed(tmp_path: Path, end: str, status: int, told: str) -> None:
     result = ended(tmp_path, end)
     assert (result.returncode, result.stderr) == (status, told)
     assert result.stdout.splitlines() == DONE
     assert (tmp_path / "left open").read_text() == "written"
+
+
+def test_cycles_made_after_the_import_are_collected_and_a_second_import_keeps_none() -> None:
+    program = """
+import gc, sys, weakref
+from flashpoint.cli.process import importing_pytorch
+class Kept: pass
+def cycle():
+    kept = Kept()
+    kept.itself = kept
+    return weakref.ref(kept)
+with importing_pytorch():
+    assert not gc.isenabled()
+    sys.modules["torch"] = sys
+frozen, later = gc.get_freeze_count(), cycle()
+with importing_pytorch():
+    pass
+gc.collect()
+print(frozen > 1000, gc.get_freeze_count() == frozen, gc.isenabled(), later())
+"""
+    run = [sys.executable, "-c", program]
+    result = subprocess.run(run, env=environment(), capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout.split(), result.stderr) == (["True", "True", "True", "None"], "")
 
 
 def test_an_error_keeps_its_traceback_and_pythons_own_end(tmp_path: Path) -> None:

@@ -74,6 +74,34 @@ def own_streams() -> None:
     sys.stderr = _lasting(sys.stderr)
 
 
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Look for no cycles of objects in the block: imports and compilers make a million objects, nearly all of which
+    stay, and each look goes over all of them."""
+    before = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if before:
+            gc.enable()
+
+
+@contextlib.contextmanager
+def importing_pytorch() -> Iterator[None]:
+    """Import PyTorch, and what needs it, in the block: :func:`without_collection`, and what is imported is left out of
+    later looks, too.
+
+    Where PyTorch is there already, nothing is left out: what an earlier run left behind is to be found.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    with without_collection():
+        yield
+        gc.freeze()
+
+
 def make_stdout_lasting() -> None:
     """For a command whose work is not what it prints: it goes on where nobody reads stdout any more."""
     sys.stdout = _lasting(sys.stdout)
@@ -101,6 +129,7 @@ def quick_end() -> Iterator[None]:
 
     def leave() -> None:
         """Run last: functions of ``atexit`` run in the reverse order of their registration."""
+        gc.unfreeze()
         for file in [one for one in gc.get_objects() if type(one) in _FILES and one not in (sys.stdout, sys.stderr)]:
             with contextlib.suppress(OSError, ValueError):  # ValueError: it is closed
                 file.flush()

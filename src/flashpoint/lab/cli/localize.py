@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from flashpoint.cli.process import importing_pytorch
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, tell
@@ -110,7 +111,8 @@ def _subject(folder: RunFolder, function: str | None, checkpoints: str | None, a
     if folder.tape.is_file():
         if given := [name for name in (function, checkpoints, attention) if name is not None]:
             raise UserError(f"{given[0]}: {folder.path} is a run of flashpoint train, whose branches need no function")
-        from flashpoint.lab.localize.replayed import ReplayedRun
+        with importing_pytorch():
+            from flashpoint.lab.localize.replayed import ReplayedRun
 
         if (run := ReplayedRun(folder)).run.onset is None:
             raise UserError(f"{folder.path}: {run.run.verdict}; a run that exploded is localised")

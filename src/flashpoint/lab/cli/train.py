@@ -20,7 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 
-from flashpoint.cli.process import make_stdout_lasting, own_process
+from flashpoint.cli.process import importing_pytorch, make_stdout_lasting, own_process
 from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, tell
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
@@ -112,8 +112,8 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
 
 def _run(config: Config) -> Outcome:
-    # Imported late: neither --help nor bad input is to wait for PyTorch.
-    from flashpoint.lab.training.execution import run
+    with importing_pytorch():  # late: neither --help nor bad input is to wait for it
+        from flashpoint.lab.training.execution import run
 
     refuse_unusable_gpu(config.train.device)
     return run(config, _listeners(config.tracking))

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from flashpoint.cli.process import without_collection
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.data.batches import BatchOrder
@@ -78,7 +79,7 @@ def prepare_run(plan: Plan) -> PreparedRun:
         model.to(plan.device)  # where it may not fit
         optimizer_step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()
-        with refusing_too_large(config.attn, plan.device):
+        with refusing_too_large(config.attn, plan.device), without_collection():
             optimizer_step.warm_up()
         compile_seconds = time.perf_counter() - started
         config = dataclasses.replace(config, data=preparing())
