@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -89,8 +88,9 @@ def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -
         status = 0
     except SystemExit as ended:
         status = int(ended.code or 0)
-    except BaseException:
-        traceback.print_exc()
+    except BaseException as error:  # as Python ends; a program may have a hook, or ask what ended it
+        sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+        sys.excepthook(sys.last_type, sys.last_value, sys.last_traceback)
     atexit._run_exitfuncs()  # which os._exit passes over
     sys.stdout.flush()
     sys.stderr.flush()

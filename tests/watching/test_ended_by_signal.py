@@ -2,7 +2,6 @@
 
 import json
 import signal
-import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from torch import nn
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.watching.loop import Watch
 from flashpoint.watching.observer import Observer
+from tests import warm
 from tests.conftest import environment, wait_until
 from tests.watching.loops import loop, plain
 
@@ -31,18 +31,17 @@ with flashpoint.watch(model, name="own", log_interval=2) as watched:
 """
 
 
-def started(folder: Path, before: str = "", each: str = "", output: int | None = None) -> subprocess.Popen[str]:
+def begun(folder: Path, program: str) -> warm.Process:
+    """Start a program in a process of its own."""
+    script = folder / "own.py"
+    script.write_text(program)
+    return warm.Process([sys.executable, str(script)], cwd=folder, env=environment())
+
+
+def started(folder: Path, before: str = "", each: str = "") -> warm.Process:
     """Start a loop that does not end by itself, and wait for its first losses."""
     handled = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
-    program = ENDLESS.format(before=handled, each=each)
-    process = subprocess.Popen(
-        [sys.executable, "-c", program],
-        cwd=folder,
-        env=environment() | {"PYTHONPATH": ":".join(map(str, (Path(__file__).parents[2], *sys.path)))},
-        stdout=output,
-        stderr=subprocess.STDOUT if output == subprocess.PIPE else subprocess.DEVNULL,
-        text=True,
-    )
+    process = begun(folder, ENDLESS.format(before=handled, each=each))
     metrics = folder / "runs/own/metrics.jsonl"
     wait_until(lambda: metrics.is_file() and metrics.read_text().count("\n") > 4, process)
     return process
@@ -78,12 +77,8 @@ def test_a_signal_waits_for_what_is_being_written(tmp_path: Path) -> None:
         "    json.dump = whole\n"
         "described, WatchedRun.describe = WatchedRun.describe, describe\n"
     )
-    path = ":".join(map(str, (Path(__file__).parents[2], *sys.path)))
-    process = subprocess.run(
-        [sys.executable, "-c", ENDLESS.format(before=program, each="")],
-        cwd=tmp_path, env=environment() | {"PYTHONPATH": path}, capture_output=True, timeout=120,
-    )  # fmt: skip
-    assert process.returncode == -signal.SIGTERM, process.stderr
+    process = begun(tmp_path, ENDLESS.format(before=program, each=""))
+    assert process.wait(120) == -signal.SIGTERM, process.communicate()
     assert interrupted(tmp_path) == "SIGTERM"
     assert json.loads((tmp_path / "runs/own/config.json").read_text())["model"]["n_layer"] == 2
     assert not list(tmp_path.rglob("*.partial"))
@@ -123,9 +118,15 @@ def test_a_handler_of_the_host_stays_in_its_place(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_ctrl_c_after_whoever_read_the_output_has_gone_leaves_an_outcome(tmp_path: Path) -> None:
     """The terminal's Ctrl-C ends ``tee`` too, and the lines of a capture find a broken pipe."""
-    process = started(tmp_path, each="watched.capture(sequences=0)", output=subprocess.PIPE)
-    assert process.stdout is not None
-    process.stdout.close()
+    gone = (
+        "import os\n"
+        "def leave():\n"
+        "    reader, writer = os.pipe()\n"
+        "    os.close(reader)\n"
+        "    os.dup2(writer, 1)\n"
+        "    os.dup2(writer, 2)\n"
+    )
+    process = started(tmp_path, before=gone, each="number == 8 and leave(); watched.capture(sequences=0)")
     metrics = tmp_path / "runs/own/metrics.jsonl"
     lines = metrics.read_text().count("\n")
     wait_until(lambda: metrics.read_text().count("\n") > lines + 10, process)
@@ -169,9 +170,5 @@ def test_a_watch_that_a_callback_enters_ends_with_the_process(tmp_path: Path, er
         "import sys, flashpoint\nfrom tests.watching.loops import Pair, plain\nmodel = Pair()\n"
         f"watched = flashpoint.watch(model, name='own').__enter__()\nplain(model, 0, watched)\n{error}\n"
     )
-    path = ":".join(map(str, (Path(__file__).parents[2], *sys.path)))
-    subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path, env=environment() | {"PYTHONPATH": path}, capture_output=True, check=False,
-    )  # fmt: skip
+    begun(tmp_path, program).wait(60)
     assert interrupted(tmp_path) == said

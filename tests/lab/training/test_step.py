@@ -1,6 +1,7 @@
 """What a step says it did is what it did."""
 
 import dataclasses
+import functools
 import threading
 
 import numpy as np
@@ -94,7 +95,9 @@ def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.slow
-def test_warming_up_changes_nothing() -> None:
+@pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
+def test_warming_up_changes_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
     config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
     batch = torch.randint(0, 300, (1, 2, 9), generator=torch.Generator().manual_seed(0))
     results = []

@@ -23,6 +23,7 @@ from flashpoint.lab.wandb_tracking.listener import WandbListener
 from flashpoint.logs.wandb_file import read_wandb_file
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
+from tests import warm
 from tests.conftest import Command, environment, train_command
 from tests.lab.wandb_tracking.server import KEY, WandbServer
 from tests.records import MANIFEST
@@ -79,7 +80,11 @@ def offline_lines(run: RunFolder) -> list[dict[str, Any]]:
 
 
 def lines_of(folder: Path) -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(folder)]
+    from wandb.util import get_core_path
+
+    (file,) = folder.glob("*.wandb")
+    arguments = ("--no-observability", "--json", "--run-file", str(file), str(folder.parent))
+    command = [get_core_path(), "leet", "inspect", *arguments]  # as "wandb leet inspect" calls it
     shown = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=60)
     assert shown.returncode == 0, shown.stderr
     return [json.loads(line) for line in shown.stdout.splitlines()]
@@ -433,8 +438,15 @@ def test_a_login_that_wandb_cannot_read_is_one_line_and_all_is_kept_on_the_disk(
 
 @pytest.mark.slow
 def test_a_run_without_wandb_has_its_page(tmp_path: Path, text_file: Path) -> None:
-    command = train_command("tracking=disabled", "run_name=alone", tiny=True, text_file=text_file)
-    subprocess.run(command, cwd=tmp_path, env=environment(), check=True, capture_output=True, timeout=120)
+    interpreter, *script = train_command("tracking=disabled", "run_name=alone", tiny=True, text_file=text_file)
+    drawn = tmp_path / "drawn.py"  # the other runs of such processes have no page
+    drawn.write_text(
+        "import runpy, sys\nfrom flashpoint.lab.report import ending, page\n"
+        "ending.write_report = page.write_report\n"
+        "del sys.argv[0]\nrunpy.run_path(sys.argv[0], run_name='__main__')\n"
+    )
+    command = [interpreter, str(drawn), *script]
+    warm.run(command, cwd=tmp_path, env=environment(), timeout=120).check_returncode()
     assert (tmp_path / "runs/alone/report/report.html").is_file()
     assert not (tmp_path / "runs/alone/wandb").exists()
 
