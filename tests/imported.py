@@ -6,9 +6,7 @@ What is missing here costs time and nothing else.
 # ruff: noqa: F401
 import gc
 import io
-import sys
 from pathlib import Path
-from typing import Any
 
 import hydra.main
 import pyarrow.compute
@@ -18,7 +16,6 @@ import scipy.stats
 import tokenizers.implementations
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
-from hydra._internal.hydra import Hydra  # noqa: TID251
 from matplotlib.figure import Figure
 
 import flashpoint.cli.diagnose
@@ -41,18 +38,6 @@ from flashpoint.lab.cli.composition import store_schema
 store_schema()
 with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
     compose("train", ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"])
-
-# Hydra composes everything twice: first for hydra.mode alone, which only a user's own file or argument sets.
-_mode = Hydra.get_mode
-
-
-def _mode_of(hydra: Hydra, config_name: str | None, overrides: list[str]) -> Any:
-    """The mode by name, and None without one, as Hydra says it."""
-    own = any(argument.lstrip("+").startswith(("hydra.", "--config", "-c")) for argument in sys.argv[1:])
-    return _mode(hydra, config_name, overrides) if own else None
-
-
-Hydra.get_mode = _mode_of  # type: ignore[method-assign]
 
 # The first figure builds what Matplotlib keeps for all: its list of fonts, its parser of "$10^1$".
 figure = Figure(layout="constrained")
