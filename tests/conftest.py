@@ -115,6 +115,17 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture
+def flex_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlexAttention's own formulas, which it keeps for debugging; it refuses gradients on a CPU."""
+    from torch.nn.attention import flex_attention as library
+
+    from flashpoint.numerics import production
+
+    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
+    monkeypatch.setattr(production, "_compiled_flex", lambda: library.flex_attention)
+
+
+@pytest.fixture
 def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """This process finds no W&B settings and no way to a login."""
     for name in [name for name in os.environ if name.startswith("WANDB")]:

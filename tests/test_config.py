@@ -142,6 +142,20 @@ def test_a_rounding_is_a_group_of_two_keys() -> None:
             composed(wrong)
 
 
+def test_a_cap_of_the_scores_takes_flexattention_and_no_probe_that_knows_none() -> None:
+    no_probes = "probes.attention_interval=0"
+    config = composed("attn=flex", "model.score_cap=30", no_probes)
+    assert build_config(json.loads(json.dumps(config.to_dict())), CONFIGS / "attn") == config
+    for attention in (["flash_bf16"], ["sdpa"], ["flex_fixed"], ["flex", "attn.shift_keys=sequence"],
+                      ["flex", "attn.layers=[1]", "attn.elsewhere=sdpa"]):  # fmt: skip
+        with pytest.raises(UserError, match=r"model\.score_cap=30: attn=.* takes no cap; choose attn=flex$"):
+            composed(f"attn={attention[0]}", *attention[1:], "model.score_cap=30", no_probes)
+    with pytest.raises(UserError, match=r"add probes\.attention_interval=0$"):
+        composed("attn=flex", "model.score_cap=30")
+    with pytest.raises(UserError, match=r"model\.score_cap=0"):
+        composed("attn=flex", "model.score_cap=0", no_probes)
+
+
 @pytest.mark.slow
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
     config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,9 +57,13 @@ def test_a_fresh_model_predicts_almost_uniformly() -> None:
     assert loss.item() == pytest.approx(math.log(97), abs=0.05)
 
 
-@pytest.mark.parametrize(("z_loss", "qk_norm"), [(0.0, False), (0.25, False), (0.0, True)])
-def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, qk_norm: bool) -> None:
-    model = GPT(dataclasses.replace(CONFIG, qk_norm=qk_norm), EXACT, 3, z_loss)
+@pytest.mark.usefixtures("flex_on_a_cpu")
+@pytest.mark.parametrize(
+    ("z_loss", "changes"), [(0.0, {}), (0.25, {}), (0.0, {"qk_norm": True}), (0.0, {"score_cap": 0.5})]
+)
+def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, changes: dict[str, Any]) -> None:
+    config = dataclasses.replace(CONFIG, **changes)
+    model = GPT(config, AttentionVariant(kernel="flex") if config.score_cap else EXACT, 3, z_loss)
     with torch.no_grad():
         for parameter in model.parameters():  # far from the start, so that attention matters
             parameter.mul_(4.0) if parameter.dim() > 1 else parameter.add_(0.1)
@@ -66,7 +71,7 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, qk_norm: b
     loss = model(inputs, targets, SEED_AND_STEP)
     loss.backward()
     weights = {name: p.detach().double().requires_grad_() for name, p in model.named_parameters()}
-    logits = plain_gpt2_logits(weights, inputs).flatten(0, 1)
+    logits = plain_gpt2_logits(weights, inputs, config.score_cap).flatten(0, 1)
     log_z = logits.exp().sum(-1).log()
     expected = (log_z - logits.gather(1, targets.view(-1, 1)).squeeze(1)).mean()
     (expected + z_loss * log_z.square().mean()).backward()
@@ -78,7 +83,7 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, qk_norm: b
         assert (gradient - reference).norm() <= 2e-5 * reference.norm(), name
 
 
-def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor) -> Tensor:
+def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor, score_cap: float | None) -> Tensor:
     """GPT-2 from its published equations, softmax attention written out."""
     T = inputs.shape[1]
     x = w["token_embedding.weight"][inputs] + w["position_embedding.weight"][:T]
@@ -94,6 +99,7 @@ def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor) -> Tensor:
                 q = q / (q.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[gain]
                 k = k / (k.square().mean(-1, keepdim=True) + 1e-5).sqrt() * w[p + "attention.k_norm.weight"]
             scores = q @ k.mT / math.sqrt(32)
+            scores = score_cap * (scores / score_cap).tanh() if score_cap else scores
             scores = scores.masked_fill(torch.ones(T, T, dtype=torch.bool).triu(1), -math.inf)
             heads.append(scores.softmax(-1) @ (y @ w_v.T))
         x = x + torch.cat(heads, -1) @ w[p + "attention.projection.weight"].T

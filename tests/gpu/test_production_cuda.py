@@ -16,7 +16,7 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
-from flashpoint.numerics.production import PRODUCTION, refuse_missing
+from flashpoint.numerics.production import PRODUCTION, ScoreMod, capped, refuse_missing
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
@@ -55,24 +55,26 @@ def inputs() -> tuple[list[Tensor], Tensor]:
     return [q.bfloat16(), (k + 2).bfloat16(), (v - 1).bfloat16()], (grad_out * 1e-6).bfloat16()
 
 
-def computed(variant: AttentionVariant, compiled: bool) -> list[Tensor]:
+def computed(variant: AttentionVariant, compiled: bool, score_mod: ScoreMod | None = None) -> list[Tensor]:
     key = torch.zeros(2, dtype=torch.int64, device="cuda")
     given, grad_out = inputs()
     given = [x.requires_grad_() for x in given]
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return attention(q, k, v, variant, layer=1, seed_and_step=key)
+        return attention(q, k, v, variant, layer=1, seed_and_step=key, score_mod=score_mod)
 
     with torch.autocast("cuda", torch.bfloat16):  # as in a training
         out = (torch.compile(attend, fullgraph=True) if compiled else attend)(*given)
     return [out.detach(), *torch.autograd.grad(out, given, grad_out)]
 
 
-def exact() -> list[Tensor]:
+def exact(score_cap: float = math.inf) -> list[Tensor]:
     given, grad_out = inputs()
     q, k, v = (x.double().requires_grad_() for x in given)
     later = torch.ones(SHAPE[2], SHAPE[2], device="cuda", dtype=torch.bool).triu(1)
-    out = (q @ k.mT / math.sqrt(SHAPE[3])).masked_fill(later, -math.inf).softmax(-1) @ v
+    scores = q @ k.mT / math.sqrt(SHAPE[3])
+    scores = scores if score_cap == math.inf else score_cap * (scores / score_cap).tanh()
+    out = scores.masked_fill(later, -math.inf).softmax(-1) @ v
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out.double())]
 
 
@@ -85,6 +87,15 @@ def test_output_and_gradients_are_near_fp64(name: str, compiled: bool, front: di
         pytest.skip(f"{name} takes BF16 alone")
     variant = replace(variant, **front)
     for found, wanted in zip(computed(variant, compiled), exact(), strict=True):
+        assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-5
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_capped_scores_are_near_fp64_and_give_the_same_bits_again(compiled: bool) -> None:
+    variant = variant_here("flex")
+    first, second = (computed(variant, compiled, capped(2.0)) for _ in range(2))
+    for found, again, wanted in zip(first, second, exact(score_cap=2.0), strict=True):
+        assert torch.equal(found, again)
         assert float((found.double() - wanted).norm() / wanted.norm()) < 2**-5
 
 

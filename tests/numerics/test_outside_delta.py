@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention as library
 
 from flashpoint.drop_in import variant_of
 from flashpoint.numerics import outside_delta, production
@@ -46,13 +45,6 @@ def exact(
     if grad_logsumexp is not None:
         loss = loss + (logsumexp * grad_logsumexp.double()).sum()
     return [x.detach() for x in (out, logsumexp, *torch.autograd.grad(loss, (q, k, v)))]
-
-
-@pytest.fixture
-def flex_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """FlexAttention's own formulas, which it keeps for debugging; it refuses gradients on a CPU."""
-    monkeypatch.setattr(library, "_validate_device", lambda *_: None)
-    monkeypatch.setattr(production, "_compiled_flex", lambda: library.flex_attention)
 
 
 class FA4:

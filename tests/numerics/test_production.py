@@ -20,6 +20,7 @@ from flashpoint.numerics.production import (
     ProductionAttention,
     _opaque,
     _opaque_backward,
+    capped,
     make_ready,
     refuse_missing,
 )
@@ -126,6 +127,29 @@ def test_flexattention_is_traced_with_and_without_a_mask_that_is_there() -> None
 
         for _ in range(2):
             torch.testing.assert_close(attend(q, k, v), wanted)
+
+
+@releases.traces_flex
+@pytest.mark.usefixtures("flex_on_a_cpu")
+@pytest.mark.parametrize("cap", [0.5, 3.0, 30.0])
+@pytest.mark.parametrize("compiled", [False, True])
+def test_flexattention_caps_scores_before_the_mask(cap: float, compiled: bool) -> None:
+    """Gemma 2's formula in plain FP64 is the oracle, with two heads of queries to each head of keys."""
+    q, k, v, grad_out = inputs()
+    q = torch.cat([q, 3 * q.flip(1)], 1).requires_grad_()
+    k, v, grad_out = k.requires_grad_(), v.requires_grad_(), torch.cat([grad_out, grad_out], 1)
+
+    score_mod = capped(cap)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, variant_of("flex"), layer=1, seed_and_step=KEY, score_mod=score_mod)
+
+    out = (torch.compile(attend, fullgraph=True, backend="aot_eager") if compiled else attend)(q, k, v)
+    found = [out, *torch.autograd.grad(out, (q, k, v), grad_out)]
+    keys, values = (x.repeat_interleave(2, 1) for x in (k, v))
+    scores = cap * (q @ keys.mT / math.sqrt(16) / cap).tanh()
+    wanted = scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf).softmax(-1) @ values
+    assert max(relative_errors(found, [wanted, *torch.autograd.grad(wanted, (q, k, v), grad_out)])) < 1e-12
 
 
 @pytest.mark.parametrize("size", [1e-30, 3e-7, 1.0, 1.9e4])

@@ -50,6 +50,8 @@ class ModelConfig:
     """Features of a token: the model's width."""
     qk_norm: Annotated[bool, EXPERIMENT] = False
     """Divide q and k of each head by their root mean square, before their positions, and multiply by learned gains."""
+    score_cap: Annotated[float | None, Field(gt=0), EXPERIMENT] = None
+    """c of c·tanh(S/c) in the place of the scores S, nats, as in Gemma 2. It takes attn=flex, which is its control."""
     context: Annotated[Count, EXPERIMENT] = 2048
     """T: tokens of a sequence, and the number of positions."""
     vocab_size: Annotated[Count, EXPERIMENT] = 8192
@@ -348,6 +350,13 @@ class Config:
         if self.optimizer.name == "muon" and self.train.lr > 1e30:
             raise ValueError(f"train.lr={self.train.lr} times a matrix's size leaves FP32 in Muon: give 1e30 or less")
         check_in_model(self.attn, self.model.n_layer, self.model.n_head)
+        if (cap := self.model.score_cap) is not None:
+            if not all(one.takes_score_cap for one in (self.attn, *filter(None, [self.attn.elsewhere]))):
+                raise ValueError(f"model.score_cap={cap:g}: attn={self.attn.name} takes no cap; choose attn=flex")
+            if self.probes.attention and self.probes.attention_interval:
+                raise ValueError(
+                    f"model.score_cap={cap:g}: the probes of the attention know no cap; add probes.attention_interval=0"
+                )
         if self.train.precision != "bf16" and (self.attn.runs_kernels_of_ours or self.attn.elsewhere is not None):
             raise ValueError(
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"

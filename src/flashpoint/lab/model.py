@@ -23,6 +23,7 @@ from flashpoint.lab.config import ModelConfig
 from flashpoint.lab.embedding import token_embedding
 from flashpoint.lab.linear import Linear, linear
 from flashpoint.numerics.dispatch import attention
+from flashpoint.numerics.production import capped
 from flashpoint.numerics.variant import AttentionVariant
 
 INIT_STD = 0.02
@@ -83,13 +84,14 @@ def by_head(qkv: Tensor, n_head: int, n_kv_head: int) -> tuple[Tensor, Tensor, T
 class CoreAttention(nn.Module):
     """Attention of all heads with one variant, without weights; ``layer`` counts from 1."""
 
-    def __init__(self, variant: AttentionVariant, layer: int) -> None:
+    def __init__(self, variant: AttentionVariant, layer: int, score_cap: float | None) -> None:
         super().__init__()
         self.variant, self.layer = variant, layer
+        self.score_mod = None if score_cap is None else capped(score_cap)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor) -> Tensor:
         """Return O [B, H, T, d] of q [B, H, T, d], k and v [B, H_kv, T, d]."""
-        return attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step)
+        return attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step, score_mod=self.score_mod)
 
 
 class CausalSelfAttention(nn.Module):
@@ -104,7 +106,7 @@ class CausalSelfAttention(nn.Module):
         # normalises all heads at once.
         self.q_norm, self.k_norm = (nn.RMSNorm(d, RMS_NORM_EPS) if config.qk_norm else None for _ in "qk")
         self.rotary = RotaryPositions(config.context, d) if config.family == "llama" else None
-        self.core = CoreAttention(variant, layer)
+        self.core = CoreAttention(variant, layer, config.score_cap)
         self.projection: nn.Linear = Linear(config.d_model, config.d_model)
 
     def forward(self, x: Tensor, seed_and_step: Tensor) -> Tensor:

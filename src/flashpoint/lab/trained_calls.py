@@ -105,7 +105,7 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
             grad_q=seen.grad_q[at],
             grad_k=None,
             grad_v=None,
-            form=Form(is_causal=True, scale=seen.scale),
+            form=Form(is_causal=True, scale=seen.scale, softcap=config.model.score_cap or 0.0),
             layer=at + 1,
             step=number,
             attention=config.attn.name,

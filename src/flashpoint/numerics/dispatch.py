@@ -12,7 +12,7 @@ from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
 from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, name_for_op, noise_key
-from flashpoint.numerics.production import each_head, production_attention
+from flashpoint.numerics.production import ScoreMod, each_head, production_attention
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
@@ -27,6 +27,7 @@ def attention(
     seed_and_step: Tensor,
     causal: bool = True,
     scale: float | None = None,
+    score_mod: ScoreMod | None = None,
 ) -> Tensor:
     """Compute self-attention with the numerics of ``variant``, by its ``kernel`` behind its stabilisers.
 
@@ -36,11 +37,13 @@ def attention(
         variant: every numerical choice, and the layers and heads it holds for.
         causal: whether a query sees no later key; otherwise it sees all.
         scale: α; None is 1/√d.
+        score_mod: what FlexAttention, and no other kernel, makes of the scores.
 
     Returns:
         O [B, H, T, d]; the inputs' dtype, or float32 if a selected variant's O does not fit BF16.
     """
     kernel, front = kernel_in(variant, layer), in_front(variant, layer)
+    assert score_mod is None or (kernel == "flex" and front.delta == "out"), kernel
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
@@ -52,7 +55,7 @@ def attention(
 
             bits = front.out_residual_bits
             return outside_delta.corrected(kernel, q, k, v, bits, seed_and_step, is_causal=causal, scale=scale)
-        return production_attention(kernel, q, k, v, is_causal=causal, scale=scale)
+        return production_attention(kernel, q, k, v, is_causal=causal, scale=scale, score_mod=score_mod)
 
     return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
 

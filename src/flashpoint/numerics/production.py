@@ -22,6 +22,9 @@ Call = Callable[..., Tensor]
 """q [B, H, T, d], k and v [B, H_kv, T, d], whether it is causal, and α or None for 1/√d, to O [B, H, T, d]. One that
 takes masks takes PyTorch's ``attn_mask`` after these."""
 
+ScoreMod = Callable[..., Tensor]
+"""FlexAttention's: a score, sequence, head, query and key, [] each, to another score."""
+
 
 @dataclass(frozen=True)
 class ProductionAttention:
@@ -56,9 +59,21 @@ def _sdpa(backend: SDPBackend | None) -> Call:
     return call
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    out: Tensor = _called_flex(q, k, v, is_causal, scale)
+def _flex(
+    q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None, score_mod: ScoreMod | None = None
+) -> Tensor:
+    out: Tensor = _called_flex(q, k, v, is_causal, scale, score_mod=score_mod)
     return out
+
+
+def capped(cap: float) -> ScoreMod:
+    """Return what makes c·tanh(S/c) of the scores, as in Gemma 2; to be called where no compiler traces."""
+    text = repr(cap)  # of a second number the compiler makes a tensor, which FlexAttention refuses
+
+    def score_mod(score: Tensor, _batch: Tensor, _head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return float(text) * torch.tanh(score / float(text))
+
+    return score_mod
 
 
 def flex_with_logsumexp(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
@@ -284,6 +299,7 @@ def production_attention(
     is_causal: bool = True,
     scale: float | None = None,
     mask: Tensor | None = None,
+    score_mod: ScoreMod | None = None,
 ) -> Tensor:
     """Compute attention by another library's kernel.
 
@@ -293,10 +309,14 @@ def production_attention(
         k, v: [B, H_kv, T, d], H_kv divides H.
         scale: α; None is 1/√d.
         mask: as PyTorch's ``attn_mask``, of a kernel that takes one, beside which ``is_causal`` is False.
+        score_mod: what ``flex`` makes of the scores, such as :func:`capped`.
 
     Returns:
         O [B, H, T, d] in the inputs' dtype.
     """
+    if score_mod is not None:
+        assert kernel == "flex", kernel
+        return _flex(q, k, v, is_causal, scale, score_mod)
     return PRODUCTION[kernel].call(q, k, v, is_causal, scale, *(() if mask is None else (mask,)))
 
 

@@ -261,6 +261,11 @@ class AttentionVariant:
         return self.fp16_inside or self.shift_keys != "none" or self.shift_values != "none"
 
     @property
+    def takes_score_cap(self) -> bool:
+        """Whether scores can be capped: FlexAttention does so. Softmax of capped scores sees a shift of the keys."""
+        return self.kernel == "flex" and self.delta == "out" and self.shift_keys == "none"
+
+    @property
     def out_residual(self) -> ResidualFormat | None:
         """The format of what is saved beside O as returned; None where that is another O, in FP32, or nothing."""
         if self.out_residual_bits is None:
