@@ -10,7 +10,6 @@ Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shi
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -53,17 +52,14 @@ def flash_fwd(
     if variant.center_keys:
         k = centered = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise, causal, scale)
-    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
-    saved = q.shape if variant.saved_out != "none" else 0
-    out_for_delta = torch.empty(saved, dtype=dtype_of_saved([variant]), device=q.device)
-    logsumexp = torch.empty(q.shape[:-1], dtype=torch.float32, device=q.device)
-    for rows in inputs.row_chunks():
-        result = _flash_fwd_rows(inputs, rows)
-        out[..., rows, :], logsumexp[..., rows] = result.out, result.logsumexp
+    results = [_flash_fwd_rows(inputs, rows) for rows in inputs.row_chunks()]
+    out = _joined([result.out for result in results], -2)
+    out_for_delta = q.new_empty(0, dtype=dtype_of_saved([variant]))
+    if variant.saved_out != "none":
+        out_for_delta = _joined([result.out_for_delta for result in results], -2)
         if variant.out_residual:
-            out_for_delta[..., rows, :] = residual(result.out_for_delta, result.out, variant.out_residual)
-        elif variant.saved_out != "none":
-            out_for_delta[..., rows, :] = result.out_for_delta
+            out_for_delta = residual(out_for_delta, out, variant.out_residual).to(dtype_of_saved([variant]))
+    logsumexp = _joined([result.logsumexp for result in results], -1)
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
 
@@ -80,7 +76,7 @@ def row_statistics(
         k = centered_keys(k)
     inputs = Inputs.of(q, k, v, variant, noise)
     results = [_flash_fwd_rows(inputs, rows, counts_ones=True) for rows in inputs.row_chunks()]
-    return torch.cat([result.shift for result in results], -1), torch.cat([result.ones for result in results], -1)
+    return _joined([result.shift for result in results], -1), _joined([result.ones for result in results], -1)
 
 
 def whole_scores(q: Tensor, k: Tensor, variant: AttentionVariant, noise: NoiseKey) -> Tensor:
@@ -119,38 +115,66 @@ def flash_bwd(
     keys_of_grad_q = centered_keys(k).float() if variant.center_grad_q else inputs.k
     grad_out = grad_out.float()
     deltas = deltas_of(SavedForBackward(inputs, grad_out, out, logsumexp, out_for_delta))
-    grad_q, grad_k, grad_v, attended_keys = (inputs.q.new_zeros(q.shape) for _ in range(4))
+    grad_q, grad_k, grad_v, attended_keys = (_Sum(inputs.q) for _ in range(4))
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
         for block in inputs.key_blocks(rows):
             p, p_fp32 = inputs.probs(block, logsumexp)
             grad_out_rows = grad_out[..., block.rows, :]
             of_keys = KeyBlock(block.keys, block.keys, of_rows)
-            grad_v[..., block.keys, :] += inputs.round(
-                "grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS
+            grad_v.add(
+                block.keys,
+                inputs.round("grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS),
             )
             grad_p = inputs.grad_probs(block, grad_out)
-            grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_q[..., block.rows, None]), block)
-            grad_q[..., block.rows, :] += inputs.round(
-                "grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True
+            grad_s = inputs.round("grad_scores", (grad_p - deltas.of_q[..., block.rows, None]).mul_(p_fp32), block)
+            grad_q.add(
+                block.rows,
+                inputs.round("grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True),
             )
             if deltas.left_of_q is not None:
-                attended_keys[..., block.rows, :] += p @ keys_of_grad_q[..., block.keys, :]
+                attended_keys.add(block.rows, p @ keys_of_grad_q[..., block.keys, :])
             if deltas.of_k is not deltas.of_q:
-                grad_s = inputs.round("grad_scores", p_fp32 * (grad_p - deltas.of_k[..., block.rows, None]), block)
-            grad_k[..., block.keys, :] += inputs.round(
-                "grad_blocks",
-                grad_s.mT @ inputs.q[..., block.rows, :],
-                of_keys,
-                features=True,
-                stream=Stream.GRAD_K_BLOCKS,
+                grad_s = inputs.round("grad_scores", (grad_p - deltas.of_k[..., block.rows, None]).mul_(p_fp32), block)
+            grad_k.add(
+                block.keys,
+                inputs.round(
+                    "grad_blocks",
+                    grad_s.mT @ inputs.q[..., block.rows, :],
+                    of_keys,
+                    features=True,
+                    stream=Stream.GRAD_K_BLOCKS,
+                ),
             )
+    dq, dk, dv = (total.whole for total in (grad_q, grad_k, grad_v))
     if deltas.left_of_q is not None:
-        grad_q -= deltas.left_of_q[..., None] * attended_keys
-    grad_q, grad_k = grad_q * inputs.scale, grad_k * inputs.scale
+        dq -= deltas.left_of_q[..., None] * attended_keys.whole
+    dq, dk = dq * inputs.scale, dk * inputs.scale
     if variant.center_keys:
-        grad_k = grad_k - grad_k.mean(-2, keepdim=True)
-    return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype)
+        dk = dk - dk.mean(-2, keepdim=True)
+    return dq.to(q.dtype), dk.to(k.dtype), dv.to(v.dtype)
+
+
+class _Sum:
+    """A sum [B, H, T, d] of parts of some rows each. A part of all rows is the sum itself, as in a short sequence,
+    where zeros to add to would cost as much as what is added."""
+
+    def __init__(self, like: Tensor) -> None:
+        self.whole, self._begun = like, False
+
+    def add(self, rows: slice, part: Tensor) -> None:
+        if not self._begun:
+            self._begun = True
+            if part.shape == self.whole.shape:
+                self.whole = part
+                return
+            self.whole = torch.zeros_like(self.whole)
+        self.whole[..., rows, :] += part
+
+
+def _joined(chunks: list[Tensor], dim: int) -> Tensor:
+    """Return the chunks of rows as one tensor; one alone is not copied."""
+    return chunks[0] if len(chunks) == 1 else torch.cat(chunks, dim)
 
 
 def block_shift(scores: Tensor, variant: AttentionVariant) -> Tensor:
@@ -179,72 +203,105 @@ class _RowResults:
     """One chunk of rows of the forward pass."""
 
     out: Tensor  # O [B, H, R, d]
-    out_for_delta: Tensor  # of the unrounded Ō, or of other random bits
+    out_for_delta: Tensor  # of the unrounded Ō, or of other random bits; O where the variant saves none
     logsumexp: Tensor  # L [B, H, R]
     shift: Tensor  # m
     ones: Tensor  # P̄ equal to 1 as operands under the final m, int32; 0 where they are not counted
 
 
-def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -> _RowResults:
-    variant = inputs.variant
-    q = inputs.q[..., rows, :]
-    shift = q.new_full(q.shape[:-1], -math.inf)  # m
-    normalizer = torch.zeros_like(shift)  # ℓ
-    ones = torch.zeros_like(shift, dtype=torch.int32)
-    exact = torch.zeros_like(q)  # Ō, unrounded
-    draws: dict[Stream, Stream] = {Stream.OUT_UNNORMALIZED: Stream.OUT}  # random bits of Ō and of O
-    if variant.saved_out == "redrawn":
-        draws[Stream.OUT_UNNORMALIZED_FOR_DELTA] = Stream.OUT_FOR_DELTA
-    rounded = {stream: torch.zeros_like(q) for stream in draws}  # Ō
-    when = variant.out_unnormalized_when
-    before_product = variant.normalizer == "before_product"
-    block = KeyBlock(rows, rows, 0)
-    for block in inputs.key_blocks(rows):
-        live = slice(block.rows.start - rows.start, None)
+class _OnlineSoftmax:
+    """m, ℓ and Ō of one chunk of rows over the blocks of keys so far.
+
+    The first block, of which every row sees a key, makes them. Each later one rescales them, and zeros rescaled would
+    cost a short sequence as much as its one block.
+    """
+
+    shift: Tensor  # m
+    normalizer: Tensor  # ℓ
+    exact: Tensor  # Ō, unrounded
+    ones: Tensor
+
+    def __init__(self, inputs: Inputs, rows: slice, counts_ones: bool) -> None:
+        self._inputs, self._rows, self._counts_ones = inputs, rows, counts_ones
+        self.draws: dict[Stream, Stream] = {Stream.OUT_UNNORMALIZED: Stream.OUT}
+        """Random bits of Ō and of O."""
+        if inputs.variant.saved_out == "redrawn":
+            self.draws[Stream.OUT_UNNORMALIZED_FOR_DELTA] = Stream.OUT_FOR_DELTA
+        self.rounded: dict[Stream, Tensor] = {}
+        """Ō, where every block rounds it."""
+
+    def add(self, block: KeyBlock) -> None:
+        inputs, variant = self._inputs, self._inputs.variant
         s = inputs.scores(block)
-        old_shift, shift[..., live] = (
-            shift[..., live].clone(),
-            torch.maximum(shift[..., live], block_shift(s, variant)),
-        )
-        p_fp32 = exponential(s, shift[..., live, None])
+        new_shift = block_shift(s, variant)
+        if block.number:
+            new_shift = torch.maximum(self.shift[..., self._live(block)], new_shift)
+        p_fp32 = exponential(s, new_shift[..., None])
         mass = p_fp32.sum(-1)
+        before_product = variant.normalizer == "before_product"
         p = inputs.round("probs", p_fp32 / mass[..., None] if before_product else p_fp32, block)
-        if counts_ones:  # a training does not ask
-            under_this_shift = torch.where(shift[..., live] > old_shift, 0, ones[..., live])
-            ones[..., live] = under_this_shift + (p == 1).sum(-1, dtype=torch.int32)
         if variant.normalizer == "rounded":
             mass = p.sum(-1)
-        rescale = exponential(old_shift[..., None], shift[..., live, None])
-        normalizer[..., live] = normalizer[..., live] * rescale[..., 0] + mass.clamp(min=variant.denominator_floor)
-        product = p @ inputs.v[..., block.keys, :]
-        exact[..., live, :] = exact[..., live, :] * rescale + product
-        if when != "final":
-            for stream, total in rounded.items():
-                rescaled = total[..., live, :] * rescale
-                added = product if when == "per_product" else rescaled + product
-                added = inputs.round("out_unnormalized", added, block, features=True, stream=stream)
-                total[..., live, :] = rescaled + added if when == "per_product" else added
+        ones = (p == 1).sum(-1, dtype=torch.int32) if self._counts_ones else torch.zeros_like(mass, dtype=torch.int32)
+        mass, product = mass.clamp(min=variant.denominator_floor), p @ inputs.v[..., block.keys, :]
+        if block.number:
+            self._rescale_and_add(block, new_shift, mass, product, ones)
+            return
+        self.shift, self.normalizer, self.exact, self.ones = new_shift, mass, product, ones
+        if variant.out_unnormalized_when != "final":
+            rounded = {stream: self._round(product, block, stream) for stream in self.draws}
+            self.rounded = {stream: x.clone() if x is product else x for stream, x in rounded.items()}
+
+    def _rescale_and_add(self, block: KeyBlock, shift: Tensor, mass: Tensor, product: Tensor, ones: Tensor) -> None:
+        live, per_product = self._live(block), self._inputs.variant.out_unnormalized_when == "per_product"
+        self.ones[..., live] = torch.where(shift > self.shift[..., live], 0, self.ones[..., live]) + ones
+        rescale = exponential(self.shift[..., live, None], shift[..., None])
+        self.shift[..., live] = shift
+        self.normalizer[..., live] = self.normalizer[..., live] * rescale[..., 0] + mass
+        self.exact[..., live, :] = self.exact[..., live, :] * rescale + product
+        for stream, total in self.rounded.items():
+            rescaled = total[..., live, :] * rescale
+            added = self._round(product if per_product else rescaled + product, block, stream)
+            total[..., live, :] = rescaled + added if per_product else added
+
+    def _live(self, block: KeyBlock) -> slice:
+        """Return the rows of the chunk that see a key of the block."""
+        return slice(block.rows.start - self._rows.start, None)
+
+    def _round(self, x: Tensor, block: KeyBlock, stream: Stream) -> Tensor:
+        return self._inputs.round("out_unnormalized", x, block, features=True, stream=stream)
+
+
+def _flash_fwd_rows(inputs: Inputs, rows: slice, *, counts_ones: bool = False) -> _RowResults:
+    variant, softmax = inputs.variant, _OnlineSoftmax(inputs, rows, counts_ones)
+    block = KeyBlock(rows, rows, 0)
+    for block in inputs.key_blocks(rows):
+        softmax.add(block)
+    shift, normalizer, exact, rounded = softmax.shift, softmax.normalizer, softmax.exact, softmax.rounded
     if variant.masked_blocks == "count" and inputs.causal:
-        rescale = _count_masked_blocks(inputs, rows, shift, normalizer, ones)
+        rescale = _count_masked_blocks(inputs, rows, shift, normalizer, softmax.ones)
         for total in (exact, *rounded.values()):
             total.mul_(rescale)
     last = KeyBlock(rows, block.keys, 0)
-    if when == "final":
-        for stream in draws:
+    if variant.out_unnormalized_when == "final":
+        for stream in softmax.draws:
             rounded[stream] = inputs.round("out_unnormalized", exact, last, features=True, stream=stream)
     denominator = inputs.round("denominator", normalizer[..., None], last, features=True)
     logsumexp = shift + denominator[..., 0].log()
     unrounded, divisor = normalizer[..., None], denominator
     if variant.out_divisor == "unrounded_in_first_block":
-        in_first = torch.arange(rows.start, rows.stop, device=q.device)[:, None] < (variant.block_k or q.shape[-2])
+        in_first = torch.arange(rows.start, rows.stop, device=exact.device)[:, None] < (
+            variant.block_k or inputs.q.shape[-2]
+        )
         divisor = torch.where(in_first, unrounded, denominator)
-    if before_product:  # P̄ has been divided
+    if variant.normalizer == "before_product":  # P̄ has been divided
         unrounded = divisor = torch.ones_like(denominator)
     outs = [
         inputs.round("out", rounded[of_sum] / divisor, last, features=True, stream=of_out)
-        for of_sum, of_out in draws.items()
+        for of_sum, of_out in softmax.draws.items()
     ]
-    return _RowResults(outs[0], outs[1] if len(outs) > 1 else exact / unrounded, logsumexp, shift, ones)
+    out_for_delta = exact / unrounded if variant.saved_out == "unrounded" else outs[-1]
+    return _RowResults(outs[0], out_for_delta, logsumexp, shift, softmax.ones)
 
 
 def _count_masked_blocks(inputs: Inputs, rows: slice, shift: Tensor, normalizer: Tensor, ones: Tensor) -> Tensor:

@@ -76,12 +76,12 @@ def round_mantissa(x: Tensor, rounding: Rounding, noise: Tensor | None = None) -
     pattern = x.contiguous().view(torch.int32)
     if rounding.mode == "nearest":
         # Just under half an ulp, and the rest of it where the last kept bit is odd.
-        offset = (1 << discarded - 1) - 1 + (pattern >> discarded & 1)
+        offset = (pattern >> discarded).bitwise_and_(1).add_((1 << discarded - 1) - 1)
     else:
         assert noise is not None, "stochastic rounding needs random bits"
         offset = (noise >> 32 - discarded).to(torch.int32)
-    rounded = (pattern + offset) & -(1 << discarded)
-    return torch.where(x.isfinite(), rounded.view(torch.float32), x)
+    rounded = offset.add_(pattern).bitwise_and_(-(1 << discarded)).view(torch.float32)  # an infinity stays one
+    return torch.where(x.isnan(), x, rounded)
 
 
 def philox4x32(counter: tuple[Tensor, ...], key: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
