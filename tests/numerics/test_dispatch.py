@@ -163,3 +163,16 @@ def test_what_an_op_calls_is_not_compiled_where_a_graph_breaks_beside_it() -> No
     out = torch.compile(step, backend=backend)()
     assert set(compiled) <= {"the end", "flashpoint.flash_fwd.default", "<built-in function getitem>"}
     assert out.equal(step())
+
+
+@pytest.mark.parametrize("variant", CHOICES)
+def test_threads_that_share_the_sequences_change_no_bit(variant: AttentionVariant) -> None:
+    threads, results = torch.get_num_threads(), []
+    try:
+        for count in (1, 3):
+            torch.set_num_threads(count)
+            results.append(out_and_grads(inputs(length=99, batch=8), variant))
+            assert torch.get_num_threads() == count
+    finally:
+        torch.set_num_threads(threads)
+    assert all(map(torch.equal, *results))

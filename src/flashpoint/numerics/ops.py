@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import os
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
@@ -66,15 +68,19 @@ def flash_fwd_op(
                 q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
         return results
-    with torch.autocast(q.device.type, enabled=False):
-        saved = _saved_like(q, choices, layer)
+    saved = _saved_like(q, choices, layer)
+
+    def compute(share: slice) -> None:
+        q_, k_, v_, *saved_ = _share_of(share, q, k, v, *saved)
         for group, heads in choices.groups(layer, q.shape[1]):
-            noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-            parts = reference.flash_fwd(q[:, at], k[:, at], v[:, at], group, noise, causal, scale)
-            for whole, part in zip(saved, parts, strict=True):
+            noise, at = noise_key(q_, seed_and_step, layer, heads), index_of(heads, q)
+            parts = reference.flash_fwd(q_[:, at], k_[:, at], v_[:, at], group, noise, causal, scale)
+            for whole, part in zip(saved_, parts, strict=True):
                 if part.numel():
                     whole[:, at] = part.to(whole.dtype)
-        return saved
+
+    _in_shares(compute, q, choices)
+    return saved
 
 
 @_op("flash_bwd")
@@ -102,15 +108,66 @@ def flash_bwd_op(
                 grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
         return results
-    with torch.autocast(q.device.type, enabled=False):
-        grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+    grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+
+    def compute(share: slice) -> None:
+        inputs, results = _share_of(share, grad_out, q, k, v, *saved), _share_of(share, *grads)
         for group, heads in choices.groups(layer, q.shape[1]):
-            noise, at = noise_key(q, seed_and_step, layer, heads), index_of(heads, q)
-            g, q_, k_, v_, o, lse, o_delta, keys = (x[:, at] if x.numel() else x for x in (grad_out, q, k, v, *saved))
+            noise, at = noise_key(inputs[1], seed_and_step, layer, heads), index_of(heads, q)
+            g, q_, k_, v_, o, lse, o_delta, keys = (x[:, at] if x.numel() else x for x in inputs)
             parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, group, noise, causal, scale)
-            for whole, part in zip(grads, parts, strict=True):
+            for whole, part in zip(results, parts, strict=True):
                 whole[:, at] = part
-        return grads
+
+    _in_shares(compute, q, choices)
+    return grads
+
+
+_SMALL = 1 << 15
+"""Elements of q up to which PyTorch, too, leaves the work to one thread."""
+
+
+def _in_shares(compute: Callable[[slice], None], q: Tensor, variant: AttentionVariant) -> None:
+    """Compute the reference of all sequences: on a CPU each thread takes a share of them, through all its small
+    operations. PyTorch's threads would meet after every one of these, and wait for each other as long as they work.
+
+    Sequences have nothing to do with each other, so shares change no bit. Random bits are drawn for a whole batch.
+
+    Args:
+        compute: of a slice of B, in a thread of its own.
+        q: [B, H, T, d].
+    """
+    threads = torch.get_num_threads()
+    count = 1 if q.is_cuda or variant.draws or q.numel() <= _SMALL else min(threads, q.shape[0])
+    size = -(-q.shape[0] // count)
+    first, *others = (slice(start, start + size) for start in range(0, q.shape[0], size))
+
+    def alone(share: slice) -> None:
+        torch.set_num_threads(1)  # of the thread that calls it
+        with torch.no_grad():
+            compute(share)
+
+    with torch.autocast(q.device.type, enabled=False):
+        if not others:
+            compute(first)
+            return
+        try:
+            waiting = [_helpers(os.getpid(), threads - 1).submit(alone, share) for share in others]
+            alone(first)
+            for one in waiting:
+                one.result()
+        finally:
+            torch.set_num_threads(threads)
+
+
+@lru_cache(maxsize=1)
+def _helpers(process: int, threads: int) -> ThreadPoolExecutor:  # a process that was forked has none of its parent's
+    return ThreadPoolExecutor(threads, thread_name_prefix="flashpoint")
+
+
+def _share_of(share: slice, *tensors: Tensor) -> list[Tensor]:
+    """Return the sequences of a share, of tensors [B, …] or empty ones."""
+    return [x[share] if x.numel() else x for x in tensors]
 
 
 _KEYS: dict[str, str] = {}
