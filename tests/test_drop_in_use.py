@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import STOCHASTIC, DeltaError
 from flashpoint.numerics.variant import AttentionVariant
-from tests import releases
+from tests import releases, warm
 from tests.conftest import REPOSITORY, environment
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -245,6 +244,6 @@ def test_an_exported_program_computes_its_variant_in_another_process(tmp_path: P
     expected = Model()(*inputs)
     assert not torch.equal(expected, attention(*inputs, is_causal=True))
     torch.save((inputs, expected), tmp_path / "tensors.pt")
-    command = [sys.executable, "-c", LOADED, str(tmp_path)]
-    result = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120, cwd=REPOSITORY)
+    (script := tmp_path / "loaded.py").write_text(LOADED)
+    result = warm.run([sys.executable, str(script), str(tmp_path)], env=environment(), timeout=120, cwd=REPOSITORY)
     assert result.returncode == 0, result.stderr

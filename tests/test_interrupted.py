@@ -1,13 +1,9 @@
-"""Runs that end before their time: by a signal, a kill, a full disk, or before their first step.
-
-Ctrl-C in the preparation starts ``train.py`` as a user does, imports and all.
-"""
+"""Runs that end before their time: by a signal, a kill, a full disk, or before their first step."""
 
 import json
 import os
 import shutil
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -123,9 +119,13 @@ def test_ctrl_c_while_data_are_prepared_ends_in_one_line(tmp_path: Path, text_fi
     for part in range(12):
         (shards / f"{part:02}.txt").write_text(f"{part} {text_file.read_text()}" * 4)
     command = train_command(f"data.path={shards}", "data.workers=2", tiny=True, text_file=text_file)
-    process = subprocess.Popen(
-        command, cwd=tmp_path, env=environment(), stderr=subprocess.PIPE, text=True, start_new_session=True
+    interpreter, *script = command
+    alone = tmp_path / "alone.py"
+    alone.write_text(
+        "import os, runpy, sys\nif __name__ == '__main__':\n"  # which the processes that tokenise import
+        "    os.setsid()\n    del sys.argv[0]\n    runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
+    process = warm.Process([interpreter, str(alone), *script], cwd=tmp_path, env=environment())
     wait_until(lambda: list(tmp_path.glob("data/.*.partial/shard-*")), process)  # most are left
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to every process of the group
     _, stderr = process.communicate(timeout=60)

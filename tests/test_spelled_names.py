@@ -1,6 +1,7 @@
 """A name of a metric stands in the tables of metrics alone, and one of a file in RunFolder."""
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -66,15 +67,16 @@ def test_run_folder_alone_knows_its_folders() -> None:
     assert not joined, "ask RunFolder: " + "; ".join(joined)
 
 
-def _trees() -> Iterator[tuple[str, ast.Module]]:
-    for path in sorted(SOURCES.rglob("*.py")):
-        yield path.relative_to(SOURCES).as_posix(), ast.parse(path.read_text())
+@functools.cache
+def _modules() -> list[tuple[str, list[ast.AST]]]:
+    """Return each module, and what it is made of."""
+    paths = sorted(SOURCES.rglob("*.py"))
+    return [(path.relative_to(SOURCES).as_posix(), list(ast.walk(ast.parse(path.read_text())))) for path in paths]
 
 
 def _texts() -> Iterator[tuple[str, int, str]]:
     """Return the module, line and value of each string that is not for readers of the source."""
-    for path, tree in _trees():
-        nodes = list(ast.walk(tree))
+    for path, nodes in _modules():
         prose = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
@@ -83,8 +85,8 @@ def _texts() -> Iterator[tuple[str, int, str]]:
 
 def _pieces() -> Iterator[tuple[str, int, str]]:
     """Return the module, line and value of each piece of an f-string that follows a value in it."""
-    for path, tree in _trees():
-        for node in ast.walk(tree):
+    for path, nodes in _modules():
+        for node in nodes:
             if isinstance(node, ast.JoinedStr):
                 for before, piece in zip(node.values, node.values[1:], strict=False):
                     if isinstance(before, ast.FormattedValue) and isinstance(piece, ast.Constant):
@@ -93,7 +95,7 @@ def _pieces() -> Iterator[tuple[str, int, str]]:
 
 def _joined() -> Iterator[tuple[str, int, str]]:
     """Return the module, line and value of each string that a path is joined with."""
-    for path, tree in _trees():
-        for node in ast.walk(tree):
+    for path, nodes in _modules():
+        for node in nodes:
             if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div) and isinstance(node.right, ast.Constant):
                 yield path, node.lineno, str(node.right.value)

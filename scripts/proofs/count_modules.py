@@ -91,9 +91,9 @@ def main() -> int:
 def loaded(tree: Path) -> dict[str, tuple[int, int]]:
     """Return how many modules of this package a watched step and a diagnosis of a capture load, and their lines."""
     with tempfile.TemporaryDirectory() as folder:
-        watched = _loaded(tree, _LOOP, folder, "1")
-        _run(tree, _LOOP, folder, "2")  # another run, with a capture
-        return {"watch": watched, "diagnose": _loaded(tree, _DIAGNOSIS, f"{folder}/watched2")}
+        with_a_capture = f"{_LOOP}{_LOADED}sys.argv[2] = '2'{_LOOP}"
+        watched = _loaded(tree, with_a_capture, folder, "1")
+        return {"watch": watched, "diagnose": _loaded(tree, f"{_DIAGNOSIS}\nimport sys{_LOADED}", f"{folder}/watched2")}
 
 
 def _run(tree: Path, code: str, *arguments: str) -> str:
@@ -103,8 +103,8 @@ def _run(tree: Path, code: str, *arguments: str) -> str:
 
 
 def _loaded(tree: Path, code: str, *arguments: str) -> tuple[int, int]:
-    """Return how many modules of this package a process has loaded at its end, and their lines."""
-    modules, lines = json.loads(_run(tree, f"{code}\nimport sys{_LOADED}", *arguments).splitlines()[-1])
+    """Return how many modules of this package a process has loaded by what it tells last, and their lines."""
+    modules, lines = json.loads(_run(tree, code, *arguments).splitlines()[-1])
     return modules, lines
 
 
