@@ -76,14 +76,17 @@ def _nasty_texts() -> list[str]:
     return ["".join(generator.choices(parts, k=generator.randrange(40))) for _ in range(500)]
 
 
-def test_a_document_in_pieces_has_the_tokens_of_the_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Oracle: the library, which is given whole documents."""
-    texts = _nasty_texts()
-    train_bpe(texts, 400, tmp_path / "whole.json")
+@pytest.mark.parametrize("vocab_size", [257, 400])
+def test_a_document_in_pieces_has_the_tokens_of_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int
+) -> None:
+    """Oracle: the library, which is given whole documents; with 257 tokens, of which this package makes a table."""
+    texts = [*_nasty_texts(), "".join(map(chr, [*range(0xD800), *range(0xE000, 0x11000), 0x10FFFF]))]
+    train_bpe(texts, vocab_size, tmp_path / "whole.json")
     bpe, tokenizer = tokenizers.Tokenizer.from_file(str(tmp_path / "whole.json")), load_bpe(tmp_path / "whole.json")
     for characters in (1, 2, 5):
         monkeypatch.setattr(module, "_PIECE_CHARACTERS", characters)
-        train_bpe(texts, 400, tmp_path / "pieces.json")
+        train_bpe(texts, vocab_size, tmp_path / "pieces.json")
         assert (tmp_path / "pieces.json").read_bytes() == (tmp_path / "whole.json").read_bytes()
         for text, ids in zip(texts, tokenizer.encode_documents(texts), strict=True):
             assert ids.tolist() == [*bpe.encode(text).ids, tokenizer.end_of_text]
@@ -110,6 +113,18 @@ def test_the_library_never_gets_a_large_document_whole() -> None:
     (ids,) = Tokenizer(2, 1, encode, lambda _: "").encode_documents([document])
     assert len(ids) == len(document) + 1
     assert max(given) < len(document) / 4
+
+
+def test_a_vocabulary_of_bytes_is_the_one_that_the_library_trains(tmp_path: Path) -> None:
+    """Oracle: the library, which is given text."""
+    bpe = tokenizers.Tokenizer(tokenizers.models.BPE())
+    bpe.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(vocab_size=256, initial_alphabet=alphabet, show_progress=False)
+    bpe.train_from_iterator(DOCUMENTS, trainer)
+    train_bpe(DOCUMENTS, 257, tmp_path / "tokenizer.json")
+    assert (tmp_path / "tokenizer.json").read_text(encoding="utf-8") == bpe.to_str(pretty=True)
 
 
 def test_a_small_corpus_gives_a_small_vocabulary(tmp_path: Path) -> None:

@@ -28,6 +28,9 @@ from flashpoint.lab.data.workers import follow_parent, worker_processes
 from flashpoint.lab.progress_bar import progress_bar
 from flashpoint.schema import K, Kind, Step, read_record
 
+_SHARDS_OF_BYTES = 16
+"""Shards, of which a table makes tokens in the time in which a process starts."""
+
 
 class ShardRecord(Kind):
     """What is known of a shard's tokens once they are whole."""
@@ -115,9 +118,10 @@ def tokenize(jobs: list[Job], workers: int, tokenizer: Tokenizer, name: str) -> 
     """Return the records of all jobs, in order."""
     records = [job.finished() for job in jobs]
     missing = [job for job, record in zip(jobs, records, strict=True) if record is None]
+    count = min(workers, len(missing) // (_SHARDS_OF_BYTES if tokenizer.of_bytes else 1))
     with contextlib.ExitStack() as stack:
-        if min(workers, len(missing)) > 1:
-            done = stack.enter_context(_in_workers(missing, min(workers, len(missing))))
+        if count > 1:
+            done = stack.enter_context(_in_workers(missing, count))
         else:
             done = (job.run(tokenizer) for job in missing)
         bar = stack.enter_context(progress_bar(len(jobs), "shard", f"tokenising {name}"))

@@ -18,6 +18,9 @@ TRAINING_CHARACTERS = 32_000_000
 _PIECE_CHARACTERS = 1 << 16
 _PIECES = 64
 """That are encoded together: a library takes more than a hundred bytes of memory for a character."""
+_BYTES = 256
+_PRINTABLE = (*range(33, 127), *range(161, 173), *range(174, 256))
+"""Bytes that a byte-level vocabulary spells as the character of their number, and the others as one from 256 on."""
 _BEFORE_A_WORD = re.compile(r"[ \n](?=\S)")
 
 
@@ -27,8 +30,13 @@ class Tokenizer:
 
     vocab_size: int
     end_of_text: int
-    encode_batch: Callable[[Sequence[str]], list[list[int]]]
+    encode_batch: Callable[[Sequence[str]], Sequence[Sequence[int] | NDArray[np.uint16]]]
     decode: Callable[[Sequence[int]], str]
+
+    @property
+    def of_bytes(self) -> bool:
+        """Whether each byte is a token, so that encoding is a look into a table."""
+        return self.end_of_text == _BYTES
 
     def encode_documents(self, documents: Iterable[str]) -> Iterator[NDArray[np.uint16]]:
         """Return the token ids [n] of each document, its end-of-text token last."""
@@ -36,9 +44,9 @@ class Tokenizer:
         pieces = (piece for document in documents for piece in _pieces(document))
         while batch := list(itertools.islice(pieces, _PIECES)):
             for ids, (_, last) in zip(self.encode_batch([piece for piece, _ in batch]), batch, strict=True):
-                tokens.append(np.array([*ids, self.end_of_text] if last else ids, np.uint16))
+                tokens.append(np.asarray(ids, np.uint16))
                 if last:
-                    yield np.concatenate(tokens)
+                    yield np.concatenate([*tokens, np.array([self.end_of_text], np.uint16)])
                     tokens.clear()
 
 
@@ -84,7 +92,8 @@ def train_bpe(documents: Iterable[str], vocab_size: int, path: Path) -> None:
     bpe.decoder = ByteLevelDecoder()
     # End-of-text is the last id and no special token of the library, whose encoder would look for it in text.
     trainer = trainers.BpeTrainer(vocab_size=vocab_size - 1, initial_alphabet=ByteLevel.alphabet(), show_progress=False)
-    first = _first_characters(documents, TRAINING_CHARACTERS)
+    # Of bytes alone there is nothing to learn.
+    first = _first_characters(documents, TRAINING_CHARACTERS) if vocab_size - 1 > _BYTES else ()
     bpe.train_from_iterator((piece for document in first for piece, _ in _pieces(document)), trainer)
     with path.open("w", encoding="utf-8") as file:  # the library's own save hides why it failed
         file.write(bpe.to_str(pretty=True))
@@ -98,10 +107,15 @@ def load_bpe(path: Path) -> Tokenizer:
 
     bpe = BPETokenizer.from_file(str(path))
     end_of_text = bpe.get_vocab_size()
+    others = sorted({*range(_BYTES)} - {*_PRINTABLE})
+    spelled = {**{byte: byte for byte in _PRINTABLE}, **{byte: _BYTES + n for n, byte in enumerate(others)}}
+    of_byte = np.array([bpe.token_to_id(chr(spelled[byte])) for byte in range(_BYTES)], np.uint16)
     return Tokenizer(
         end_of_text + 1,
         end_of_text,
-        lambda batch: [encoding.ids for encoding in bpe.encode_batch_fast(list(batch))],
+        (lambda batch: [of_byte[np.frombuffer(piece.encode(), np.uint8)] for piece in batch])
+        if end_of_text == _BYTES
+        else (lambda batch: [encoding.ids for encoding in bpe.encode_batch_fast(list(batch))]),
         lambda ids: bpe.decode([token for token in ids if token != end_of_text]),
     )
 
