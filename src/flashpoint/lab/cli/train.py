@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
 import time
 import traceback
 import warnings
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -23,14 +23,14 @@ from omegaconf import DictConfig, OmegaConf
 from flashpoint.cli.process import importing_pytorch, make_stdout_lasting, own_process
 from flashpoint.errors import UserError, exit_in_one_line, is_first_process, notify, tell
 from flashpoint.files import CONFIGS
-from flashpoint.hardware import refuse_another_gpu, refuse_unusable_gpu
+from flashpoint.hardware import cuda_devices, refuse_another_gpu, refuse_unusable_gpu
 from flashpoint.lab.build_config import build_config
 from flashpoint.lab.cli.arguments import check, parsed
 from flashpoint.lab.cli.composition import CONFIG, print_keys, store_schema
 from flashpoint.lab.cli.hydra_help import help_as_text
 from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.cli.unnamed import refuse_unnamed
-from flashpoint.lab.config import Config, HardwareConfig, TrackingConfig, sets_hardware
+from flashpoint.lab.config import Config, DataConfig, HardwareConfig, TrackingConfig, sets_hardware
 from flashpoint.lab.training.admission import admit
 from flashpoint.runs.folder import RunFolder
 
@@ -52,7 +52,7 @@ def train(composed: DictConfig) -> None:
     multirun = HydraConfig.get().mode == RunMode.MULTIRUN
     try:
         # The launcher of a sweep takes a run's error as it is, and goes on with the next run.
-        with nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
+        with contextlib.nullcontext() if multirun or WANTS_TRACEBACK else exit_in_one_line():
             if not multirun and (launcher := HydraConfig.get().runtime.choices["hydra/launcher"]) != "sequential":
                 raise UserError(f"hydra/launcher={launcher}: launches the runs of a sweep, and one run is none; add -m")
             config = configured(composed, group=SWEEP if multirun else None)
@@ -112,11 +112,23 @@ def configured(composed: DictConfig, group: str | None) -> Config:
 
 
 def _run(config: Config) -> Outcome:
-    with importing_pytorch():  # late: neither --help nor bad input is to wait for it
-        from flashpoint.lab.training.execution import run
+    with _data_begun(config) as data:
+        with importing_pytorch():  # late: neither --help nor bad input is to wait for it
+            from flashpoint.lab.training.execution import run
 
-    refuse_unusable_gpu(config.train.device)
-    return run(config, _listeners(config.tracking))
+        refuse_unusable_gpu(config.train.device)
+        return run(config, _listeners(config.tracking), data)
+
+
+def _data_begun(config: Config) -> contextlib.AbstractContextManager[Callable[[], DataConfig] | None]:
+    """Have another process prepare the data of a run of its own batches, while this one imports and compiles. A run
+    that compiles nothing does both before the other process has begun."""
+    on_gpu = config.train.device != "cpu" and cuda_devices()
+    if config.replay or config.resume or not config.train.compiles("cuda" if on_gpu else "cpu"):
+        return contextlib.nullcontext()
+    from flashpoint.lab.data.prepare import preparing
+
+    return preparing(config.data, fallback=True, beside=True)
 
 
 def _listeners(tracking: TrackingConfig) -> list[Listener]:
@@ -138,7 +150,7 @@ def main(arguments: Sequence[str]) -> None:
     os.environ["HYDRA_FULL_ERROR"] = "1"  # makes Hydra raise instead of printing several lines
     warnings.filterwarnings("error", category=UserWarning, module="hydra")
     try:
-        with nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
+        with contextlib.nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
             try:
                 given = parsed(arguments)
                 check(given)

@@ -5,12 +5,15 @@ Everything is written into a folder beside the final one, which a rename makes v
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +38,7 @@ from flashpoint.lab.data.tokens import (
     fingerprint,
     open_tokens,
 )
+from flashpoint.lab.data.workers import in_background
 from flashpoint.schema import Kind
 
 _LONG = 5
@@ -69,6 +73,44 @@ def is_prepared(config: DataConfig) -> bool:
         UserError: the source cannot be read.
     """
     return _place(config, _request(config)).exists()
+
+
+@contextlib.contextmanager
+def preparing(config: DataConfig, *, fallback: bool, beside: bool) -> Iterator[Callable[[], DataConfig]]:
+    """Yield a function that returns what was prepared, as :func:`prepare_available` does.
+
+    What an earlier run has prepared is there at once. One of several processes of a run prepares them; the others wait
+    for its lock, without a time limit.
+
+    Args:
+        beside: whether another process begins with it at once, and ends when the function has returned; otherwise the
+            function does it.
+
+    Raises:
+        UserError: as of :func:`prepare`, or the other process died.
+    """
+    if is_prepared(config):
+        yield lambda: config
+        return
+    work = partial(prepare_available, config, fallback=fallback)
+    if not beside:
+        yield work
+        return
+    try:
+        with contextlib.ExitStack() as held:
+            future = held.enter_context(in_background(work))
+
+            def prepared() -> DataConfig:
+                result = future.result()
+                held.close()
+                return result
+
+            yield prepared
+    except BrokenProcessPool as error:
+        raise UserError(
+            "the process that prepared the data died, out of memory perhaps; run again with fewer data.workers, it "
+            "goes on where it stopped"
+        ) from error
 
 
 def prepare_available(config: DataConfig, *, fallback: bool) -> DataConfig:

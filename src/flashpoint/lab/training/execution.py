@@ -10,12 +10,12 @@ import shutil
 import signal
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from flashpoint.errors import UserError, notify, remedy
 from flashpoint.hardware import is_of_full_memory
-from flashpoint.lab.config import Config
+from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.training.interrupt import StopRequests
 from flashpoint.lab.training.parallel import join, leave
 from flashpoint.lab.training.plan import Plan, settle, usable_device
@@ -39,11 +39,12 @@ from flashpoint.runs.outcome import STRICT_PROBES, Outcome
 _LONGEST = 100  # characters of the attention in a run's name
 
 
-def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
+def run(config: Config, listeners: Sequence[Listener] = (), data: Callable[[], DataConfig] | None = None) -> Outcome:
     """Train, replay, resume or branch off one run; every process of it calls this.
 
     Args:
         listeners: hear of the run in the process that keeps its files.
+        data: as of :func:`.prepare_run`.
 
     Raises:
         UserError: data, tape, checkpoints, folder or device are not what the configuration needs, or memory is full.
@@ -56,7 +57,7 @@ def run(config: Config, listeners: Sequence[Listener] = ()) -> Outcome:
                 held.enter_context(existing.locked())
             plan = settle(config, existing, ranks, device)
             tell_what_kind_of_run(plan.config, device)
-            prepared = prepare_run(plan)
+            prepared = prepare_run(plan, data)
             tell_of_a_small_corpus(prepared.plan.config, len(prepared.tokens.train))
             tell_of_a_long_compilation(prepared.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to

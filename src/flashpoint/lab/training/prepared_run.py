@@ -6,10 +6,8 @@ import contextlib
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -19,11 +17,10 @@ from flashpoint.cli.process import without_collection
 from flashpoint.errors import UserError, notify
 from flashpoint.lab.config import Config, DataConfig
 from flashpoint.lab.data.batches import BatchOrder
-from flashpoint.lab.data.prepare import is_prepared, prepare, prepare_available
+from flashpoint.lab.data.prepare import prepare, preparing
 from flashpoint.lab.data.replayed_batches import ReplayedOrder, check_replay, recorded_tokens
 from flashpoint.lab.data.tape import TapeHeader
 from flashpoint.lab.data.tokens import TokenDataset
-from flashpoint.lab.data.workers import in_background
 from flashpoint.lab.model import GPT
 from flashpoint.lab.probes.runner import ProbeRunner
 from flashpoint.lab.training.chip import refusing_too_large
@@ -61,8 +58,11 @@ class PreparedRun:
     compile_seconds: float
 
 
-def prepare_run(plan: Plan) -> PreparedRun:
+def prepare_run(plan: Plan, data: Callable[[], DataConfig] | None = None) -> PreparedRun:
     """Prepare the data, make the model, and check them against the tape.
+
+    Args:
+        data: what :func:`.preparing` yielded, where another process has begun to prepare them; None where none has.
 
     Raises:
         UserError: data, tape, checkpoints or probes are not what the configuration needs, or a kernel does not fit the
@@ -70,8 +70,11 @@ def prepare_run(plan: Plan) -> PreparedRun:
     """
     config, ranks = plan.config, plan.ranks
     recorded = _recorded_tokens(plan)
-    prepared = contextlib.nullcontext(lambda: config.data) if recorded else _preparing(plan)
-    with surely_interrupted(), prepared as preparing:  # a compiler's callbacks can drop Ctrl-C, too
+    begun = (lambda: config.data) if recorded else data
+    # Batches of its own may be of another text.
+    prepared = preparing(config.data, fallback=plan.tape is None, beside=config.train.compiles(plan.device.type))
+    with surely_interrupted(), contextlib.nullcontext(begun) if begun else prepared as settled_data:
+        # surely: a compiler's callbacks can drop Ctrl-C
         model = GPT(config.model, config.attn, config.seed, config.train.z_loss)
         if config.checkpoints.interval:
             needed = RunSize.of_config(config, plan.device.type, ranks.world)
@@ -82,7 +85,7 @@ def prepare_run(plan: Plan) -> PreparedRun:
         with refusing_too_large(config.attn, plan.device), without_collection():
             optimizer_step.warm_up()
         compile_seconds = time.perf_counter() - started
-        config = dataclasses.replace(config, data=preparing())
+        config = dataclasses.replace(config, data=settled_data())
     tokens = recorded or prepare(config.data)
     _check_vocabulary(config, tokens)
     shape = config.train.micro_batches // ranks.world, ranks.world, config.train.sequences
@@ -119,36 +122,6 @@ def _recorded_tokens(plan: Plan) -> TokenDataset | None:
         return None
     places = dict.fromkeys((Path(plan.config.data.root, Path(path).name), Path(path)))
     return recorded_tokens(places, plan.tape.header)
-
-
-@contextlib.contextmanager
-def _preparing(plan: Plan) -> Iterator[Callable[[], DataConfig]]:
-    """Yield a function that returns what the data are of, once they are prepared.
-
-    Where this process compiles the model, another one prepares them meanwhile. Elsewhere the function does it when it
-    is called. What an earlier run has prepared is there at once.
-
-    One of several processes of a run prepares them; the others wait for its lock, without a time limit.
-
-    Raises:
-        UserError: as of :func:`.prepare`, or the other process died.
-    """
-    data = plan.config.data
-    if is_prepared(data):
-        yield lambda: data
-        return
-    work = partial(prepare_available, data, fallback=plan.tape is None)  # batches of its own may be of another text
-    if not plan.config.train.compiles(plan.device.type):
-        yield work
-        return
-    try:
-        with in_background(work) as preparing:
-            yield preparing.result
-    except BrokenProcessPool as error:
-        raise UserError(
-            "the process that prepared the data died, out of memory perhaps; run again with fewer data.workers, it "
-            "goes on where it stopped"
-        ) from error
 
 
 def _check_vocabulary(config: Config, tokens: TokenDataset) -> None:
