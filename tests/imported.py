@@ -50,3 +50,5 @@ Figure.set_layout_engine = lambda *_, **__: None  # type: ignore[method-assign]
 # A collection in a fork would look at everything imported here, and so copy its pages.
 gc.collect()
 gc.freeze()
+# The end of a fork (flashpoint.cli.process) would look through all of it for files that are open.
+gc.unfreeze = lambda: None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.run as distributed
 
 from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.data.tape import Tape
@@ -31,11 +32,10 @@ def free_port() -> int:
 
 
 def torchrun(folder: Path, text_file: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    """The launcher begins with its imports done, the two processes as a user's."""
+    launcher = [sys.executable, distributed.__file__, "--nproc-per-node=2", f"--master-port={free_port()}"]
     command = [*launcher, *train_command(*arguments, tiny=True, text_file=text_file)[1:]]
-    return subprocess.run(
-        command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=120
-    )
+    return warm.run(command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, timeout=120)
 
 
 def two_begun(folder: Path, text_file: Path, *arguments: str) -> list[warm.Process]:

@@ -129,6 +129,7 @@ def test_an_error_in_one_layer_is_localised_and_what_was_trained_is_kept(
     error += ["attn.out_unnormalized.bits=7"]
     detector = ["detector.window=5", "detector.margin=0.1", "detector.hold_steps=2", "detector.tail_steps=0"]
     settings = ["train.lr=3e-3", "train.steps=120", "checkpoints.interval=10", "run_name=failing"]
+    settings += ["probes.attention_interval=0", "train.eval_interval=60", "train.checksum_interval=60"]
     result = train("attn=flash_delta_fp32", *error, *detector, *settings)
     assert "outcome=exploded" in result.stdout, result.stderr
     monkeypatch.chdir(tmp_path)
