@@ -176,3 +176,7 @@ def test_threads_that_share_the_sequences_change_no_bit(variant: AttentionVarian
     finally:
         torch.set_num_threads(threads)
     assert all(map(torch.equal, *results))
+
+
+def test_a_batch_of_no_sequences_has_no_result() -> None:
+    assert all(len(x) == 0 for x in out_and_grads(inputs(batch=0)))

@@ -139,8 +139,8 @@ def _in_shares(compute: Callable[[slice], None], q: Tensor, variant: AttentionVa
     """
     threads = torch.get_num_threads()
     count = 1 if q.is_cuda or variant.draws or q.numel() <= _SMALL else min(threads, q.shape[0])
-    size = -(-q.shape[0] // count)
-    first, *others = (slice(start, start + size) for start in range(0, q.shape[0], size))
+    size = max(1, -(-q.shape[0] // count))
+    first, *others = (slice(start, start + size) for start in range(0, max(1, q.shape[0]), size))
 
     def alone(share: slice) -> None:
         torch.set_num_threads(1)  # of the thread that calls it
