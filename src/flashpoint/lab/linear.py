@@ -32,9 +32,10 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
         return F.linear(x, weight)
     dtype = torch.get_autocast_dtype("cpu")
-    rows = x.to(dtype).reshape(-1, x.shape[-1])
-    matmul = rounded_matmul if torch.compiler.is_compiling() else _EagerMatmul.apply
-    product: Tensor = matmul(rows, weight.to(dtype).mT)
+    if torch.compiler.is_compiling():
+        product = rounded_matmul(x.to(dtype).reshape(-1, x.shape[-1]), weight.to(dtype).mT)
+    else:
+        product = _EagerLinear.apply(x.reshape(-1, x.shape[-1]), weight, dtype)
     return product.view(*x.shape[:-1], weight.shape[0])
 
 
@@ -62,7 +63,8 @@ def rounded_matmul(a: Tensor, b: Tensor) -> Tensor:
     Returns:
         [M, N] of that dtype, contiguous.
     """
-    return _rounded_product(a.float(), b.float(), a.dtype)
+    with torch.autocast("cpu", enabled=False):  # which would round the operands back
+        return torch.mm(a.float(), b.float()).to(a.dtype)
 
 
 @rounded_matmul.register_fake
@@ -83,30 +85,29 @@ def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
 rounded_matmul.register_autograd(_backward, setup_context=_setup_context)
 
 
-class _EagerMatmul(torch.autograd.Function):
-    """The same bits as :func:`rounded_matmul`, where nothing is compiled: without an op's Python, and with each operand
-    taken to FP32 once for all three products. It has no second derivatives: those are of ``a`` and ``b`` themselves,
-    which are not kept."""
+class _EagerLinear(torch.autograd.Function):
+    """The same bits as :func:`rounded_matmul` between casts, where nothing is compiled: without an op's Python, with
+    the casts in one node of the graph, and with each operand taken to FP32 once for all three products. It has no
+    second derivatives: those are of ``x`` and ``weight`` themselves, which are not kept."""
 
     @staticmethod
-    def forward(ctx: Any, a: Tensor, b: Tensor) -> Tensor:
-        a_fp32, b_fp32 = a.float(), b.float()
-        ctx.save_for_backward(a_fp32, b_fp32)
-        return _rounded_product(a_fp32, b_fp32, a.dtype)
+    def forward(ctx: Any, x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
+        a, b = x.to(dtype).float(), weight.to(dtype).float().mT
+        ctx.save_for_backward(a, b)
+        ctx.dtypes = x.dtype, weight.dtype
+        with torch.autocast("cpu", enabled=False):  # which would round the operands back
+            return torch.mm(a, b).to(dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         a, b = ctx.saved_tensors
-        for_a, for_b = ctx.needs_input_grad
+        for_x, for_weight, _ = ctx.needs_input_grad
+        of_x, of_weight = ctx.dtypes
         grad_fp32 = grad.float()
-        return (
-            _rounded_product(grad_fp32, b.mT, grad.dtype) if for_a else None,
-            _rounded_product(a.mT, grad_fp32, grad.dtype) if for_b else None,
-        )
-
-
-def _rounded_product(a: Tensor, b: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return the product of two float32 matrices, rounded once to ``dtype``."""
-    with torch.autocast("cpu", enabled=False):  # which would round the operands back
-        return torch.mm(a, b).to(dtype)
+        with torch.autocast("cpu", enabled=False):
+            return (
+                torch.mm(grad_fp32, b.mT).to(grad.dtype).to(of_x) if for_x else None,
+                torch.mm(a.mT, grad_fp32).to(grad.dtype).to(of_weight).mT if for_weight else None,
+                None,
+            )
