@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,8 @@ from flashpoint.numerics.ops import forget_graphs
 from flashpoint.numerics.production import make_ready
 from flashpoint.numerics.variant import kernel_in
 
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+"""Of glibc's malloc.h."""
 _EAGER_STEPS = 3
 """Steps before the capture: they compile, allocate the optimiser's state and choose algorithms."""
 
@@ -42,6 +45,8 @@ class OptimizerStep:
         train, self._ranks = config.train, ranks
         self.model, self._train, self._device = model, train, device
         on_gpu = device.type == "cuda"
+        if not on_gpu:
+            _keep_freed_memory()
         self._compiled = train.compiles(device.type)
         if self._compiled:
             forget_graphs()  # runs of one sweep share a process, and a function compiles so many times only
@@ -198,6 +203,15 @@ class OptimizerStep:
         self._optimizers.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
+
+
+def _keep_freed_memory() -> None:
+    """Let the C library keep what a step frees. It would return it to the system, which then zeroes every page of the
+    next step's tensors anew: a thousand page faults a step of the laptop preset."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # not every C library has it
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, 1 << 30)
+        mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
