@@ -1,13 +1,19 @@
 """torch.compile takes the whole model as one graph, for every kind of variant."""
 
 import dataclasses
+import functools
 
 import pytest
 import torch
 import yaml
+from torch._dynamo.utils import counters
 
-from flashpoint.lab.config import ModelConfig
+from flashpoint.drop_in import variant_of
+from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.model import GPT
+from flashpoint.lab.training.parallel import Ranks
+from flashpoint.lab.training.step import OptimizerStep
+from flashpoint.numerics import ops
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
@@ -40,3 +46,56 @@ def test_compiled_losses_and_gradients_equal_eager_ones(variant: AttentionVarian
         results.append([loss.detach(), *(p.grad for p in model.parameters())])
     for eager, compiled_one in zip(*results, strict=True):
         assert torch.equal(eager, compiled_one)
+
+
+IN_TURN: list[tuple[str, dict[str, object]]] = [
+    ("flash_bf16", {}),
+    ("flash_exact_rowsum", {}),
+    ("flash_bf16", {"layers": (2,), "heads": (1,), "elsewhere": variant_of("flash_exact_rowsum")}),
+    ("flash_fixed", {}),
+    ("flash_bf16", {"shift_keys": "sequence"}),
+    ("sdpa", {}),
+]
+"""The fourth saves another tensor, the fifth has operations in front, the last calls PyTorch: graphs of their own."""
+
+
+@pytest.mark.slow
+def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    stats = counters["stats"]
+    compiled, steps = list[int](), list[tuple[OptimizerStep, tuple[int, list[float]]]]()
+    for name, changes in IN_TURN:
+        variant = dataclasses.replace(variant_of(name), **changes)  # type: ignore[arg-type]
+        results = []
+        for compiles in (False, True):
+            train = TrainConfig(batch_size=2, device="cpu", compile=compiles)
+            model = dataclasses.replace(CONFIG, vocab_size=257)
+            config = Config(model=model, attn=variant, train=train, data=DataConfig(vocab_size=257))
+            before = stats["unique_graphs"]
+            step = OptimizerStep(GPT(model, variant, 0), config, torch.device("cpu"), Ranks())
+            step.warm_up()
+            if compiles:
+                compiled.append(stats["unique_graphs"] - before)
+            tokens = torch.randint(0, 31, (1, 2, 25), generator=torch.Generator().manual_seed(0))
+            step(tokens, 1e-2)
+            step(tokens, 1e-2)
+            results.append((int(step.checksum()), step.result.tolist()))
+        assert results[0] == results[1], name
+        steps.append((step, results[1]))
+    assert compiled == [1, 0, 0, 1, 1, 1]
+    for step, expected in (steps[0], steps[-1], steps[1]):  # others have been called since
+        step.restart(0)
+        step(tokens, 1e-2)
+        step(tokens, 1e-2)
+        assert (int(step.checksum()), step.result.tolist()) == expected
+
+
+@pytest.mark.slow
+def test_models_that_differ_in_what_is_not_told_compile_anew_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
+    for context in (8, 12, 16, 20):
+        model = GPT(dataclasses.replace(CONFIG, n_layer=1, context=context), AttentionVariant(), 0)
+        tokens = torch.zeros(1, context, dtype=torch.int64)
+        forward = ops.compiled(model, AttentionVariant(), "the same")
+        assert torch.equal(forward(tokens, tokens, torch.tensor([1, 2])), model(tokens, tokens, torch.tensor([1, 2])))

@@ -10,15 +10,16 @@ import dataclasses
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from flashpoint.errors import notify
 from flashpoint.numerics import reference
@@ -179,8 +180,65 @@ def forget_graphs() -> None:
 
     Not between a forward pass and its backward pass, which takes the name from the forward pass.
     """
+    global _shared  # noqa: PLW0603 - as PyTorch's graphs are the process's
     torch.compiler.reset()
     _KEYS.clear()
+    _shared = None
+
+
+_SHARES_GRAPHS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
+"""Whether :func:`compiled` works: earlier releases of PyTorch are not tried with it."""
+
+
+@dataclass(eq=False)
+class _Graph:
+    """The graph that models of one process take in turn."""
+
+    of: Hashable
+    """What it was traced from, but for the variant; None of a graph that one model alone takes."""
+    name: str
+    """What it calls the variant."""
+    compilations: int = 0
+
+
+_shared: _Graph | None = None
+
+
+def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Callable[..., Any]:
+    """Return what calls the model compiled, as one graph.
+
+    It takes the graph of the model before it in this process where the two differ in nothing but the variant: the
+    second one then compiles nothing. Each takes its own variant, also where they are called in turn.
+
+    Args:
+        variant: of the model, whose modules have it as ``variant``.
+        of: what else the graph follows from, of the model and of its calls. None where others than this package's
+            kernels compute it: their graph is another for each variant.
+    """
+    global _shared  # noqa: PLW0603
+    key = variant.key
+    whole_of = None if of is None or not _SHARES_GRAPHS else (_form_of_results(key), of)
+    # One that had to compile anew differs in more: PyTorch compiles a function so many times only.
+    if _shared is None or whole_of is None or _shared.of != whole_of or _shared.compilations > 1:
+        forget_graphs()
+        _shared = _Graph(whole_of, graph_name(key))
+    graph = _shared
+
+    def kept(guards: Sequence[Any]) -> list[bool]:
+        graph.compilations += 1
+        return ["variant" not in guard.name for guard in guards]
+
+    whole = torch.compile(model, fullgraph=True, options={"guard_filter_fn": kept} if whole_of else None)
+
+    def call(*arguments: Any) -> Any:
+        global _shared
+        if _shared is not graph:  # PyTorch would take the graph that there is now: no guard looks at the variant
+            forget_graphs()
+            _shared, graph.compilations = graph, 0
+        _KEYS[graph.name] = key
+        return whole(*arguments)
+
+    return call
 
 
 @torch.compiler.assume_constant_result  # Dynamo calls it, and does not trace it

@@ -6,7 +6,7 @@ import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -19,9 +19,9 @@ from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.lab.training.tensor_files import Form, Forms
-from flashpoint.numerics.ops import forget_graphs
+from flashpoint.numerics.ops import compiled
 from flashpoint.numerics.production import make_ready
-from flashpoint.numerics.variant import kernel_in
+from flashpoint.numerics.variant import in_front, kernel_in
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -48,9 +48,7 @@ class OptimizerStep:
         if not on_gpu:
             _keep_freed_memory()
         self._compiled = train.compiles(device.type)
-        if self._compiled:
-            forget_graphs()  # runs of one sweep share a process, and a function compiles so many times only
-        self._loss_of: nn.Module = torch.compile(model, fullgraph=True) if self._compiled else model  # type: ignore[assignment]
+        self._loss_of: Callable[..., Any] = _compiled(model, config, device) if self._compiled else model
         self._optimizers = Optimizers(model, config, device)
         shape = (train.micro_batches // ranks.world, train.sequences, config.model.context + 1)
         self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
@@ -212,6 +210,16 @@ def _keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_TRIM_THRESHOLD, 1 << 30)
         mallopt(_MMAP_THRESHOLD, 32 << 20)  # the largest that it takes
+
+
+def _compiled(model: GPT, config: Config, device: torch.device) -> Callable[..., Any]:
+    """Return the compiled model, with the graph of the run before it in this process where that can serve both: most of
+    a short branch would be its compilation."""
+    train, attention = config.train, config.attn
+    fronts = [in_front(attention, layer) for layer in range(1, config.model.n_layer + 1)]
+    before = tuple((front.shift_keys, front.shift_values, front.fp16_inside) for front in fronts)
+    of = config.model, before, train.z_loss, train.precision, train.sequences, train.deterministic, device
+    return compiled(model, attention, of if all(front.kernel == "flash" for front in fronts) else None)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
