@@ -42,7 +42,7 @@ def variant_here(name: str) -> AttentionVariant:
     variant = variant_of(name)
     deterministic = PRODUCTION[variant.kernel].deterministic
     try:
-        refuse_missing(variant.kernel, torch.device("cuda"), deterministic)
+        refuse_missing(variant.kernel, torch.device("cuda"), deterministic, name)
     except UserError as error:
         pytest.skip(str(error))
     torch.use_deterministic_algorithms(deterministic)

@@ -285,8 +285,8 @@ def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
     ],
 )
 def test_what_cannot_run_here_is_refused(kernel: str, deterministic: bool, names: str) -> None:
-    with pytest.raises(UserError, match=names):
-        refuse_missing(kernel, CPU, deterministic)
+    with pytest.raises(UserError, match=rf"^attn={kernel}_fixed: .*{names}"):
+        refuse_missing(kernel, CPU, deterministic, f"{kernel}_fixed")
 
 
 def test_a_library_that_was_built_for_another_pytorch_is_refused_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,12 +295,12 @@ def test_a_library_that_was_built_for_another_pytorch_is_refused_in_a_line(monke
 
     monkeypatch.setitem(PRODUCTION, "xformers", ProductionAttention(fails, package="numpy"))
     with pytest.raises(UserError, match=r"attn=xformers: numpy does not compute here \(.*No operator found.*sdpa"):
-        refuse_missing("xformers", CPU, True)
+        refuse_missing("xformers", CPU, True, "xformers")
 
 
 def test_cudnn_asks_for_a_run_without_determinism() -> None:
     with pytest.raises(UserError, match=r"train\.deterministic=false"):
-        refuse_missing("sdpa_cudnn", torch.device("cuda"), True)
+        refuse_missing("sdpa_cudnn", torch.device("cuda"), True, "sdpa_cudnn")
 
 
 def test_every_production_attention_has_a_file() -> None:

@@ -348,16 +348,19 @@ def _why_it_fails(kernel: str, device: torch.device) -> str:
     return ""
 
 
-def refuse_missing(kernel: str, device: torch.device, deterministic: bool) -> None:
+def refuse_missing(kernel: str, device: torch.device, deterministic: bool, name: str) -> None:
     """Refuse a production attention that cannot run here as asked, before anything is built.
+
+    Args:
+        name: of the variant, with which messages begin.
 
     Raises:
         UserError: its package is not installed, it needs a GPU, or it has no deterministic backward pass.
     """
     if why := why_missing(kernel, device):
-        raise UserError(f"attn={kernel}: {why}, or attn=sdpa")
+        raise UserError(f"attn={name}: {why}, or attn=sdpa")
     if deterministic and not PRODUCTION[kernel].deterministic:
         raise UserError(
-            f"attn={kernel}: its backward pass gives other bits each time; add train.deterministic=false, and the run "
+            f"attn={name}: its backward pass gives other bits each time; add train.deterministic=false, and the run "
             "cannot be replayed bit for bit"
         )

@@ -58,7 +58,7 @@ def settle(config: Config, existing: RunFolder | None, ranks: Ranks, device: tor
     refuse_chip_without_kernels(config.attn, device)
     for attention in filter(None, (config.attn, config.attn.elsewhere)):
         if attention.kernel != "flash":
-            refuse_missing(attention.kernel, device, config.train.deterministic)
+            refuse_missing(attention.kernel, device, config.train.deterministic, attention.name)
     resumed = existing if existing and existing.begun else None
     if existing and not resumed:
         notify(f"{existing.path}: stopped before its first step; starting it again")
