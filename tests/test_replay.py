@@ -71,6 +71,35 @@ def test_a_branch_keeps_the_optimiser_whose_moments_its_checkpoint_has(
     assert replayed(run, "from_step=1")["optimizer"] == recorded["optimizer"]
 
 
+@pytest.mark.parametrize(
+    ("override", "instead"),
+    [
+        ("train.z_loss=0.1", r"branch with replay=.* from_step=STEP train\.z_loss=…$"),
+        ("optimizer=muon", r"repeat it from the start with replay=\S* optimizer=…$"),
+        ("model.qk_norm=true", "train a run of its own"),
+        ("seed=3", "train a run of its own"),
+    ],
+)
+def test_what_a_resumed_run_keeps_is_told_with_what_takes_it(
+    run: RunFolder, recorded: dict[str, Any], override: str, instead: str
+) -> None:
+    with pytest.raises(UserError, match=instead):
+        resumed(run, override)
+    if "of its own" in instead:
+        with pytest.raises(UserError, match="contradicts replay"):
+            replayed(run, override)
+    else:
+        replayed(run, override, *(["from_step=1"] if "from_step" in instead else []))
+
+
+def test_a_replay_takes_a_cap_of_scores_and_no_other_key_of_the_model(run: RunFolder, recorded: dict[str, Any]) -> None:
+    """The initial weights do not depend on it: capped and not, FlexAttention is its own control."""
+    cap = replayed(run, "attn=flex", "model.score_cap=30")["model"]
+    assert cap == {**recorded["model"], "score_cap": 30.0}
+    with pytest.raises(UserError, match=r"^model\.qk_norm contradicts replay"):
+        replayed(run, "model.qk_norm=true")
+
+
 def test_a_run_is_uploaded_only_where_it_is_asked_for(
     run: RunFolder, recorded: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:

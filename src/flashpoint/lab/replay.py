@@ -22,6 +22,8 @@ _FIXED = {
     "experiment": "the configuration comes from the run",
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
+_FREE = ("data.root", "model.score_cap")
+"""Keys of fixed sections that neither batches nor initial weights depend on: where data are, and a cap of scores."""
 _NOT_INHERITED = (
     "replay",
     "resume",
@@ -65,9 +67,8 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
     values = config.to_dict()
     keys = _named(overrides)
     for key in keys:
-        for fixed, reason in _FIXED.items():
-            if key == fixed or (key.startswith(f"{fixed}.") and key != "data.root"):  # where, and not what
-                raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
+        if reason := _fixed_by(key):
+            raise UserError(f"{key} contradicts replay={composed['replay']}: {reason}; drop one of the two")
     put(values, "train.steps", _steps(original))
     for name in _NOT_INHERITED:
         put(values, name, value_at(composed, name))
@@ -114,7 +115,7 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
         if not named and key not in OF_A_RESUMPTION and key.split(".")[0] not in OF_A_RESUMPTION:
             raise UserError(
                 f"{key} contradicts resume={composed['resume']}: a resumed run keeps its settings; "
-                f"branch with {folder.replay_setting} from_step=STEP {key}=…"
+                + _instead(key, folder.replay_setting)
             )
     _leave_tracking(values, composed, keys)
     for key in keys:
@@ -132,6 +133,21 @@ def resumed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str, 
     put(values, "data.root", composed["data"]["root"])
     given = {name: composed[name] for name in ("runs_dir", "allow_world_size_change", "trust")}
     return {**values, **given, "resume": str(folder.path)}
+
+
+def _fixed_by(key: str) -> str:
+    """Return why a replay takes no other value of a key; nothing where it does."""
+    fixed = (reason for one, reason in _FIXED.items() if key == one or key.startswith(f"{one}."))
+    return "" if key in _FREE else next(fixed, "")
+
+
+def _instead(key: str, replay: str) -> str:
+    """Return how a key that a resumed run keeps is changed: in a branch, a replay or another run."""
+    if _fixed_by(key):
+        return "drop it, or train a run of its own with it"
+    if key in ("optimizer", "optimizer.name"):  # a branch begins with the moments of a checkpoint
+        return f"repeat it from the start with {replay} {key}=…"
+    return f"branch with {replay} from_step=STEP {key}=…"
 
 
 def _leave_tracking(values: dict[str, Any], composed: dict[str, Any], keys: Sequence[str]) -> None:
