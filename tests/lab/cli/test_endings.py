@@ -1,5 +1,6 @@
 """The lines with which a run ends: how, which heads grew, the page, and the command to type next."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,15 @@ from tests.records import write_run
 GIVEN = ["experiment=laptop", "attn=flash_bf16", "seed=1", "run_name=here"]
 
 
-def made(path: Path, attention: str, *, losses: float = 2.0, of: Path | None = None, **settings: Any) -> RunFolder:
+def made(
+    path: Path,
+    attention: str,
+    *,
+    losses: float = 2.0,
+    of: Path | None = None,
+    shape: Mapping[str, Any] | None = None,
+    **settings: Any,
+) -> RunFolder:
     """A run of 1,700 steps, in which W_Q of layer 2, head 1 doubles every 250 steps if it explodes, at step 1,344."""
     exploded = settings.get("onset") is not None
     parent = {"parent": {"run": str(of), "from_step": None}} if of else {}
@@ -22,14 +31,13 @@ def made(path: Path, attention: str, *, losses: float = 2.0, of: Path | None = N
     for step in range(0, 1700, 50):
         norms = [[1.0, 1.1], [2 ** (step / 250) if exploded else 1.2, 1.0]]
         metrics.append({"step": step, "w_q_spectral_norm": norms})
-    shape = {"n_layer": 2, "n_head": 2}
     write_run(
         path,
         composed(f"attn={attention}").attn.to_dict(),
         steps=1700,
         metrics=metrics,
         manifest=parent,
-        config={"model": shape},
+        config={"model": {"n_layer": 2, "n_head": 2, **(shape or {})}},
         **settings,
     )
     chain = ChainWriter(path / "chain.bin")
@@ -39,8 +47,10 @@ def made(path: Path, attention: str, *, losses: float = 2.0, of: Path | None = N
     return RunFolder(path)
 
 
-def told(folder: RunFolder, capsys: pytest.CaptureFixture[str], *, of_sweep: bool = False) -> list[str]:
-    tell_of_run(folder, GIVEN, of_sweep=of_sweep)
+def told(
+    folder: RunFolder, capsys: pytest.CaptureFixture[str], *, of_sweep: bool = False, given: Sequence[str] = GIVEN
+) -> list[str]:
+    tell_of_run(folder, given, of_sweep=of_sweep)
     return capsys.readouterr().err.splitlines()
 
 
@@ -67,6 +77,22 @@ def test_the_next_command_of_a_run_that_held_is_another_seed(
         "flash_bf16 held through 1,700",
         "next: flashpoint train experiment=laptop attn=flash_bf16 seed=2",
     ]
+
+
+@pytest.mark.parametrize("key", ["resume", "replay"])
+def test_what_goes_on_or_is_repeated_takes_no_other_seed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], key: str
+) -> None:
+    run = made(tmp_path / "run", "flash_bf16")
+    given = [f"{key}={tmp_path / 'gone'}", "train.steps=1700"]
+    assert told(run, capsys, given=given)[-1] == f"next: flashpoint report {run.path}"
+
+
+def test_where_the_fix_cannot_take_a_cap_the_next_command_looks_into_the_explosion(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made(tmp_path / "run", "flex", onset=1344, shape={"score_cap": 30.0})
+    assert told(run, capsys)[-1] == f"next: flashpoint diagnose {run.path}"
 
 
 def test_where_the_fix_explodes_the_next_command_looks_into_it(

@@ -159,8 +159,12 @@ def _next(run: Run, original: Run | None, given: Sequence[str], *, changed: bool
     if original and (changed or run.failed_at is None):
         return ["flashpoint", "report", original.where, run.where]
     if run.failed_at is None:
-        settings = [one for one in given if one.lstrip("+").split("=")[0] not in _ONE_RUNS]
+        named = {one: one.lstrip("+").split("=")[0] for one in given}
+        if {"resume", "replay"} & {*named.values()}:  # which take no other seed
+            return ["flashpoint", "report", run.where]
+        settings = [one for one in given if named[one] not in _ONE_RUNS]
         return ["flashpoint", "train", *settings, f"seed={run.seed + 1}"]
-    if _attention(run) == FIX or trained_config(run).train.precision != "bf16":
+    config = trained_config(run)
+    if _attention(run) == FIX or config.train.precision != "bf16" or config.model.score_cap:  # which FIX does not take
         return ["flashpoint", "diagnose", run.where]
     return ["flashpoint", "train", f"replay={run.where}", f"attn={FIX}"]
