@@ -59,8 +59,14 @@ IN_TURN: list[tuple[str, dict[str, object]]] = [
 """The fourth saves another tensor, the fifth has operations in front, the last calls PyTorch: graphs of their own."""
 
 
-@pytest.mark.slow
-def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name_of_device",
+    [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
+)
+def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(
+    monkeypatch: pytest.MonkeyPatch, name_of_device: str
+) -> None:
+    device = torch.device(name_of_device)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     stats = counters["stats"]
     compiled, steps = list[int](), list[tuple[OptimizerStep, tuple[int, list[float]]]]()
@@ -68,11 +74,11 @@ def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(monkey
         variant = dataclasses.replace(variant_of(name), **changes)  # type: ignore[arg-type]
         results = []
         for compiles in (False, True):
-            train = TrainConfig(batch_size=2, device="cpu", compile=compiles)
+            train = TrainConfig(batch_size=2, compile=compiles)
             model = dataclasses.replace(CONFIG, vocab_size=257)
             config = Config(model=model, attn=variant, train=train, data=DataConfig(vocab_size=257))
             before = stats["unique_graphs"]
-            step = OptimizerStep(GPT(model, variant, 0), config, torch.device("cpu"), Ranks())
+            step = OptimizerStep(GPT(model, variant, 0).to(device), config, device, Ranks())
             step.warm_up()
             if compiles:
                 compiled.append(stats["unique_graphs"] - before)
