@@ -43,6 +43,15 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     np.testing.assert_array_equal(tape.records, windows)
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_was_read_stays_while_the_tape_is_written_anew(tmp_path: Path, steps: int) -> None:
+    """A run killed after one step, without a checkpoint, went on with windows 0: its only record lay in the file."""
+    windows = record(tmp_path / "tape", steps)
+    tape = Tape.read(tmp_path / "tape")
+    TapeWriter(tmp_path / "tape", HEADER, 0).append(windows[0] + 1)
+    np.testing.assert_array_equal(tape.records, windows)
+
+
 def test_layout_is_the_documented_one(tmp_path: Path) -> None:
     """Offsets and digests recomputed by hand from the bytes."""
     windows = record(tmp_path / "tape", steps=2)

@@ -169,7 +169,8 @@ class Tape:
             if digest != record[-_DIGEST_BYTES:]:
                 raise UserError(f"{path}: edited or damaged at step {step}; restore the file or replay another run")
         body = np.frombuffer(data, np.uint8, count=steps * size, offset=start).reshape(steps, size)
-        records = np.ascontiguousarray(body[:, :-_DIGEST_BYTES]).view("<u4").reshape(steps, *header.shape)
+        # A copy, also of one record alone: who goes on with the tape cuts the file that is mapped here.
+        records = body[:, :-_DIGEST_BYTES].copy().view("<u4").reshape(steps, *header.shape)
         if records.size and int(records.max()) >= header.n_windows:
             raise UserError(f"{path}: points past the data's {header.n_windows:,} windows; restore the file")
         return cls(path, header, records, digest.hex())
