@@ -13,6 +13,8 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.files import atomic_write
+from flashpoint.lab.analysis.lifetimes import usual_settings
+from flashpoint.lab.config import ModelConfig
 from flashpoint.lab.report.axes import boxes_for_missing_glyphs
 from flashpoint.lab.report.html_text import html_text
 from flashpoint.lab.report.localization_sections import localization_sections
@@ -28,6 +30,7 @@ from flashpoint_kernels.codes import BF16_BITS
 DIFFERENT = "different"
 UNKNOWN = "unknown"
 """What the page says of a setting that somebody's own loop did not tell."""
+_FAMILIES = {"gpt2": "GPT-2", "llama": "Llama"}
 _STYLE = """
 :root { color-scheme: light; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 0 auto; padding: 1rem; }
@@ -157,7 +160,8 @@ def _page(
 <th>largest W_Q norm, at the onset or the end</th>
 <th>model</th><th>hardware and versions</th><th>digest</th><th>folder</th></tr></thead>
 <tbody>{"".join(_row(run) for run in runs)}</tbody></table></div>
-<div class="beside"><p>{_compared(runs)} {_branches(runs)}{_criterion(runs)} Layers and heads count from 1.
+<div class="beside"><p>{_compared(runs)} {_differing(runs)}{_branches(runs)}{_criterion(runs)}
+Layers and heads count from 1.
 Figures of single heads show layer {runs[0].hottest_layer}{_why_that_layer(runs[0])}.{_coarse(runs)}</p>
 <nav>{links}</nav></div>
 {localization_sections(runs)}{"".join(_section(panel, image, with_files=with_files) for panel, image in images.items())}
@@ -180,7 +184,7 @@ def _exploded(runs: Sequence[Run]) -> str:
     if unfinished := sum(not run.ended or run.ending == "stopped" for run in runs):
         return f"{told}, {unfinished} have not run to the end"
     seeds = {run.config.seed for run in runs if not (run.origin and run.origin[1])}
-    if len(seeds) < len(runs):
+    if len(seeds) < len(runs) or usual_settings(runs):
         return told
     low, high = clopper_pearson(exploded, len(runs))
     return f"{told} (95 % interval {100 * low:.0f} to {100 * high:.0f} %)"
@@ -200,6 +204,13 @@ def _compared(runs: Sequence[Run]) -> str:
         told = f"{len(runs)} runs; those of one seed have the same initial weights and batches{elsewhere}."
     one_each = len({run.title for run in runs}) == len(runs)
     return f"{told} Each is one run (n = 1), and one run is no rate." if one_each else told
+
+
+def _differing(runs: Sequence[Run]) -> str:
+    """Name the settings besides attention and seed in which the trainer's runs differ."""
+    if any(run.watched for run in runs) or not (keys := list(usual_settings(runs))):
+        return ""
+    return f"They differ in {', '.join(keys)}. "
 
 
 def _branches(runs: Sequence[Run]) -> str:
@@ -261,8 +272,6 @@ def _coarse(runs: Sequence[Run]) -> str:
 
 
 def _row(run: Run) -> str:
-    model = run.config.model
-    shape = f"{model.n_layer} × {model.d_model}, {model.n_head} heads, T {model.context}" if model else ""
     place = f"{run.manifest.place}, {run.manifest.day}"
     kind, digest = "", ""
     steps = f"{run.logged_steps:,} so far" if run.logged_steps else ""
@@ -272,11 +281,24 @@ def _row(run: Run) -> str:
     if run.w_q_norms:
         hottest = "layer {}, head {}: {:.1f}".format(*run.hottest_head, run.hottest_norms.max())
     seed = UNKNOWN if run.config.seed is None else run.config.seed
-    before, after = ([run.title, seed], [steps, hottest, shape or UNKNOWN, place])
+    before, after = ([run.title, seed], [steps, hottest, _model(run), place])
     why = run.outcome.nonfinite if run.ended else None
     verdict = f'<td class="{html_text(kind)}">{html_text(": ".join(filter(None, [run.verdict, why])))}</td>'
     named = f"<td><code>{html_text(digest)}</code></td>{_cells([run.name])}"
     return f"<tr>{_cells(before)}{verdict}{_cells(after)}{named}</tr>"
+
+
+def _model(run: Run) -> str:
+    model = run.config.model
+    if model is None:
+        return UNKNOWN
+    shape = [f"{model.n_layer} × {model.d_model}", f"{model.n_head} heads"]
+    if isinstance(model, ModelConfig):
+        shape[0] = f"{_FAMILIES[model.family]}, {shape[0]}"
+        shape += [f"{model.kv_heads} of keys"] if model.kv_heads < model.n_head else []
+        shape += ["QK-norm"] if model.qk_norm else []
+        shape += [f"scores capped at {model.score_cap:g} nats"] if model.score_cap else []
+    return ", ".join([*shape, f"T {model.context}"])
 
 
 def _cells(values: Sequence[object]) -> str:
