@@ -1,15 +1,20 @@
 """What a run is said to need: a lower bound of what was measured, and exact where it can be."""
 
 import dataclasses
+import math
 import shutil
 import types
 
 import pytest
+import torch
 
 from flashpoint.errors import UserError
+from flashpoint.lab.config import OptimizerConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.training import admission
+from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.run_size import RunSize, total
+from flashpoint.lab.training.step import OptimizerStep
 from tests.composed import composed
 
 GIB = 2**30
@@ -41,15 +46,18 @@ def test_the_presets_fit_the_machines_they_are_for() -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "llama"])
 @pytest.mark.parametrize(("n_kv_head", "qk_norm"), [(1, True), (3, False)])
-def test_parameters_are_counted_exactly(family: str, n_kv_head: int, qk_norm: bool) -> None:
+def test_parameters_and_what_a_checkpoint_holds_are_counted_exactly(family: str, n_kv_head: int, qk_norm: bool) -> None:
     shape = ("model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
     layers = (f"model.family={family}", f"model.n_kv_head={n_kv_head}", f"model.qk_norm={qk_norm}")
     config = composed("experiment=laptop", "probes.attention=[]", *shape, *layers)
-    parameters = list(GPT(config.model, config.attn, 0).parameters())
-    needed = RunSize.of_config(config, "cpu")
-    assert needed.parameters == sum(parameter.numel() for parameter in parameters)
-    of_adamw = 8 * needed.parameters + 4 * len(parameters)  # moments, and the step of each tensor
-    assert needed.state_bytes == 4 * needed.parameters + of_adamw + 16
+    model = GPT(config.model, config.attn, 0)
+    for optimizer in (OptimizerConfig(), OptimizerConfig(name="muon")):
+        config = dataclasses.replace(config, optimizer=optimizer)
+        needed = RunSize.of_config(config, "cpu")
+        assert needed.parameters == sum(parameter.numel() for parameter in model.parameters())
+        forms = OptimizerStep(model, config, torch.device("cpu"), Ranks()).forms().values()
+        sizes = [math.prod(form.shape) * (8 if form.dtype == torch.int64 else 4) for form in forms]
+        assert needed.state_bytes == sum(sizes)
 
 
 @pytest.mark.parametrize(("free", "told", "key", "value"), [

@@ -16,7 +16,6 @@ from flashpoint.lab.config import SIMILARITY_TOKENS, CheckpointsConfig, Config, 
 Sizes = Mapping[str, int]
 """Bytes by what they are for."""
 _FLOAT, _HALF, _INT64 = 4, 2, 8
-_STATE = 3 * _FLOAT  # of a parameter: the weight and AdamW's two moments; Muon has one
 _LOADED = {"cpu": 300 << 20, "cuda": 400 << 20}
 """PyTorch itself: its libraries in memory, or a CUDA context."""
 CHECKPOINT_OVERHEAD = 1 << 16
@@ -38,6 +37,8 @@ class RunSize:
     n_kv_head: int
     d_model: int
     qk_norm: bool
+    muon: bool
+    """Whether Muon has the matrices of the layers."""
     context: int
     vocab_size: int
     steps: int
@@ -71,8 +72,8 @@ class RunSize:
         observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
             family=model.family, n_layer=model.n_layer, n_head=model.n_head, n_kv_head=model.kv_heads,
-            d_model=model.d_model, qk_norm=model.qk_norm, context=model.context, vocab_size=model.vocab_size,
-            steps=train.steps,
+            d_model=model.d_model, qk_norm=model.qk_norm, muon=config.optimizer.name == "muon",
+            context=model.context, vocab_size=model.vocab_size, steps=train.steps,
             first_step=min(config.from_step or 0, train.steps), batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
@@ -84,19 +85,30 @@ class RunSize:
 
     @property
     def parameters(self) -> int:
-        C, inside = self.d_model, d_mlp(self.family, self.d_model)
-        llama = self.family == "llama"
-        projections = 2 * C + 2 * C * self.n_kv_head // self.n_head + (3 if llama else 2) * inside
-        positions = 0 if llama else self.context
+        C, positions = self.d_model, 0 if self.family == "llama" else self.context
         gains = 2 * C + (2 * C // self.n_head if self.qk_norm else 0)
-        return (self.vocab_size + positions + 1) * C + self.n_layer * (projections * C + gains)
+        return (self.vocab_size + positions + 1) * C + self.n_layer * gains + self._of_projections
+
+    @property
+    def _of_projections(self) -> int:
+        """Parameters of the layers' matrices."""
+        C, of_mlp = self.d_model, 3 if self.family == "llama" else 2
+        projections = 2 * C + 2 * C * self.n_kv_head // self.n_head + of_mlp * d_mlp(self.family, C)
+        return self.n_layer * projections * C
+
+    @property
+    def _trained_bytes(self) -> int:
+        """Bytes of the weights and their moments, of which AdamW has two and Muon one."""
+        return _FLOAT * (3 * self.parameters - (self._of_projections if self.muon else 0))
 
     @property
     def state_bytes(self) -> int:
         """Bytes of the tensors of a checkpoint."""
         tensors = 2 + 7 * self.n_layer if self.family == "llama" else 3 + 6 * self.n_layer
         tensors += 2 * self.n_layer if self.qk_norm else 0
-        return _STATE * self.parameters + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
+        if self.muon:  # which counts no steps
+            tensors -= (5 if self.family == "llama" else 4) * self.n_layer
+        return self._trained_bytes + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
 
     @property
     def _remembered_bytes(self) -> int:
@@ -124,7 +136,7 @@ class RunSize:
         n = self.micro_batch_size * self.context
         always = {
             "PyTorch itself": _LOADED[device],
-            "weights and AdamW's moments": _STATE * self.parameters,
+            "weights and the optimiser's moments": self._trained_bytes,
             "the batch": _INT64 * self.batch_size // self.world * (self.context + 1),
             "losses that wait to be read": 3 * _FLOAT * self.log_interval,
         }
@@ -134,7 +146,7 @@ class RunSize:
             "activations": (2 * _FLOAT + 15 * self.value_bytes) * self.n_layer * self.d_model * n,
             "logits": of_logits * self.vocab_size * n,
         }
-        update = {"gradients, and weights before and after": _STATE * self.parameters}
+        update = {"gradients, and weights before and after": 3 * _FLOAT * self.parameters}
         scores = self.n_layer * self._observed * self.n_head * self.context**2
         observation = {"scores of the probes": 2 * _FLOAT * scores}
         moments = (always | moment for moment in (backward, update, observation))
@@ -142,7 +154,7 @@ class RunSize:
 
     def host_memory(self) -> Sizes:
         """Return what is in the memory of the machine while another device computes."""
-        kept = _STATE * self.parameters if self.interval else _FLOAT * self.parameters
+        kept = self._trained_bytes if self.interval else _FLOAT * self.parameters
         return {
             "PyTorch itself": _LOADED["cpu"],
             "weights, or a checkpoint on its way to the disk": kept,
