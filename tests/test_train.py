@@ -87,6 +87,7 @@ def test_replay_with_another_attention_keeps_the_tape_and_changes_the_losses(rec
     assert attn["out_unnormalized"]["bits"] == 1  # the laptop's Ō belongs to the experiment, not to the attention
 
 
+@pytest.mark.slow
 def test_a_replay_takes_the_formats_that_it_is_given(recorded: Path, train: Command) -> None:
     formats = ("attn=flash_fixed", "attn.out_unnormalized.bits=5", "train.steps=1", "run_name=finer")
     outcome_of(train("replay=original", *formats, tiny=False, cwd=recorded))

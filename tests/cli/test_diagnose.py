@@ -55,6 +55,7 @@ def test_a_run_is_diagnosed_with_the_weights_of_the_checkpoint_before_a_step(
         assert weights in diagnose("runs/kept", "--sequences", "4", "--step", step)["heading"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("last", "onset", "outcome", "told", "said"),
     [

@@ -169,6 +169,7 @@ def test_a_process_that_has_compiled_ends(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(ended(tmp_path, compiled).stdout.splitlines()) == sorted(["0.0", *DONE])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arguments", [["runs", "run"], ["watch", "run", "--once"], ["watch", "run"]])
 def test_a_verb_whose_reader_has_gone_ends_as_by_sigpipe(tmp_path: Path, arguments: list[str]) -> None:
     write_run(tmp_path / "run", {"name": "sdpa"})

@@ -169,6 +169,7 @@ def test_independent_rows_seem_biased_less_often_than_one_test_errs() -> None:
     assert accused[2] < 0.003
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [np.ones(8), np.r_[1.0, 1.0, np.full(6, 0.1)], np.linspace(0.05, 1.0, 8)])
 def test_sequences_of_several_sizes_seem_biased_no_more_often_than_one_in_a_thousand(sizes: np.ndarray) -> None:
     """20,000 heads, 50 at a time, whose rows err alike in a sequence. Student's t with 7 degrees of freedom would find

@@ -95,6 +95,7 @@ def test_another_scale_and_a_soft_cap_are_no_bias_of_delta_and_no_rounding(
     assert factors == pytest.approx([told] * len(factors), rel=2e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [(3,), (1, 2, 3, 4)])
 @pytest.mark.parametrize("factor", [0.7, 1.05, 1.3, 2.0])
 def test_a_scale_that_moves_o_far_is_no_wrong_rows(factor: float, heads: tuple[int, ...]) -> None:
@@ -139,6 +140,7 @@ def test_where_the_attention_is_asked_row_sums_tell_a_bias_of_delta_beside_anoth
     assert found == {"delta_bias": (3,), "other_scores": (3,)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cap", [10, 30, 50])
 @pytest.mark.parametrize("factor", [0.5, 1.0])
 def test_where_the_attention_is_asked_row_sums_with_a_soft_cap_are_no_bias_of_delta(cap: float, factor: float) -> None:

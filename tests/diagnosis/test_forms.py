@@ -48,6 +48,7 @@ def kinds(found: Diagnosis) -> list[tuple[str, tuple[int, ...]]]:
     return [(one.kind, one.heads) for one in found.findings]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [1.0, 3.0])
 @pytest.mark.parametrize("name", FORMS)
 def test_no_right_attention_is_accused(name: str, factor: float) -> None:
@@ -109,6 +110,7 @@ def test_what_fp16_rounds_to_0_beside_a_sink_accuses_nobody(score: float) -> Non
     assert ("dead_rows", (2,)) in kinds(diagnose(call))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["delta_bias", "rounded_head", "rounded_denominator", "logsumexp_block", "dropped_tile"]
 )
@@ -142,6 +144,7 @@ def test_no_right_attention_is_accused_that_is_called_anew(name: str) -> None:
     assert not kinds(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["delta_bias", "stale_maximum", "dropped_tile"])
 @pytest.mark.parametrize("name", ["soft cap", "padding", "relative positions"])
 def test_a_fault_is_named_where_the_attention_is_called_anew(name: str, kind: str) -> None:

@@ -55,6 +55,7 @@ def test_a_factor_of_all_losses_changes_no_verdict_and_no_onset() -> None:
     assert judged(exploding(500, 600) / 2).verdict == "stable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("every", [1, 10, 100])
 def test_noise_about_a_falling_line_does_not_explode(every: int) -> None:
     """Ten losses lie near a line now and then: their noise alone set margins by which 1 of 5 such logs exploded."""

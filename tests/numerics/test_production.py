@@ -111,6 +111,7 @@ def test_fp16_inside_stays_fp16_under_autocast() -> None:
     assert out.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 @releases.traces_flex
 def test_flexattention_is_traced_with_and_without_a_mask_that_is_there() -> None:
     """Of a length that was never seen, and of one that was."""
@@ -129,6 +130,7 @@ def test_flexattention_is_traced_with_and_without_a_mask_that_is_there() -> None
             torch.testing.assert_close(attend(q, k, v), wanted)
 
 
+@pytest.mark.slow
 @releases.traces_flex
 @pytest.mark.usefixtures("flex_on_a_cpu")
 @pytest.mark.parametrize("cap", [0.5, 3.0, 30.0])

@@ -166,6 +166,7 @@ IN_ATTENTION = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("place", "head", "where", "tensors", "layer", "heads"), IN_ATTENTION)
 def test_an_observed_step_names_layer_head_and_tensor(
     tmp_path: Path, place: str, head: int | None, where: str, tensors: tuple[str, ...], layer: int, heads: object
@@ -179,6 +180,7 @@ def test_an_observed_step_names_layer_head_and_tensor(
     assert (row["layer"], row["lasting"]) == (layer, "true")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "head", "where", "tensors", "layer", "heads"),
     [

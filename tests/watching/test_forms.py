@@ -230,6 +230,7 @@ NAMED: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMED)
 def test_what_a_named_function_is_told_is_recorded(tmp_path: Path, name: str) -> None:
     call = call_of(tmp_path, NAMED[name](), functions=[f"{__name__}:flash@bthd"])

@@ -62,6 +62,7 @@ def in_micro_batches(number_of: int, once: bool) -> Callable[..., None]:
     return step
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("number_of", "once", "told"), [(2, False, "in 5 of 10"), (4, False, "in 8 of 10"), (4, True, ""), (1, False, "")]
 )

@@ -70,11 +70,13 @@ EXPLODED: dict[str, Callable[[], Losses]] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", HEALTHY.values(), ids=HEALTHY)
 def test_healthy_losses_are_stable(tmp_path: Path, losses: Callable[[], Losses]) -> None:
     assert judged(tmp_path, losses()) == "stable"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("losses", EXPLODED.values(), ids=EXPLODED)
 def test_losses_that_rise_and_stay_have_exploded(tmp_path: Path, losses: Callable[[], Losses]) -> None:
     assert judged(tmp_path, losses()) == "exploded"

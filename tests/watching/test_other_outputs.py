@@ -135,6 +135,7 @@ def recorded(tmp_path: Path, name: str, share: float, **options: Any) -> tuple[A
     return call, diagnose(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "inner", "flash"])
 @pytest.mark.parametrize("share", [1e-4, 0.1, 100.0])
 def test_a_gradient_of_l_is_recorded_and_counted_in(tmp_path: Path, name: str, share: float) -> None:
@@ -165,6 +166,7 @@ def test_a_gradient_in_a_backward_pass_of_its_own_is_not_of_the_recorded_one(tmp
     assert diagnosis.findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.001, 0.1, 100.0])
 @pytest.mark.parametrize(("name", "heads"), [("losing", (1, 2)), ("losing_one", (1,))])
 def test_a_lost_gradient_of_l_is_named(tmp_path: Path, name: str, heads: tuple[int, ...], share: float) -> None:

@@ -76,6 +76,7 @@ def _nasty_texts() -> list[str]:
     return ["".join(generator.choices(parts, k=generator.randrange(40))) for _ in range(500)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocab_size", [257, 400])
 def test_a_document_in_pieces_has_the_tokens_of_the_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocab_size: int

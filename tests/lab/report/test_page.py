@@ -574,6 +574,7 @@ def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_p
     assert (good / "report/report.html").read_bytes() == own
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", ["report", "report/figures", "report/report.html", "report/figures/loss.png"])
 def test_a_link_in_a_run_leads_no_page_out_of_it(tmp_path: Path, place: str) -> None:
     run = record(tmp_path / "runs", "plain", probes=False).folder.path

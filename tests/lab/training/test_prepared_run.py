@@ -35,6 +35,7 @@ def built(text_file: Path, root: Path, monkeypatch: pytest.MonkeyPatch, *, begun
     return prepared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("begun", [False, True])
 def test_while_the_model_compiles_another_process_prepares_the_data(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool

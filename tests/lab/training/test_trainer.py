@@ -217,6 +217,7 @@ def test_a_resumed_run_drops_what_it_has_of_later_steps(runs: Runs) -> None:
     assert list(by_step(stopped / "checkpoints", ".json")) == [6, 9]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("at", "overrides"), [(11, (*DIVERGES, "detector.tail_steps=7")), (3, TURNS_NAN)])
 def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
     runs: Runs, at: int, overrides: Sequence[str]
@@ -231,6 +232,7 @@ def test_stopped_between_its_last_step_and_the_next_reading_a_run_goes_on(
     assert dataclasses.replace(resumed, seconds=whole.seconds, run=whole.run).to_dict() == whole.to_dict()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("option", ["train.z_loss=0.1", "optimizer=muon"])
 def test_what_changes_an_update_is_repeated_bit_by_bit_and_gone_on_with(runs: Runs, option: str) -> None:
     settings = ("train.log_interval=1", "checkpoints.interval=4")
@@ -313,6 +315,7 @@ def test_a_folder_that_is_moved_under_its_run_is_told_and_the_run_goes_on(runs: 
     assert runs.train(f"resume={runs.folder / 'away'}", *settings).digest == whole.digest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 3])
 def test_metrics_that_were_lost_are_told(runs: Runs, capsys: pytest.CaptureFixture[str], lost: int) -> None:
     """A run went on without a word after its metrics were damaged."""
