@@ -24,6 +24,7 @@ import hashlib
 import json
 from dataclasses import dataclass
 from importlib.metadata import version
+from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,9 @@ from sklearn.preprocessing import StandardScaler
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
+from flashpoint.lab.analysis.lifetimes import SETTINGS
+from flashpoint.lab.config import Config
+from flashpoint.lab.stored_config import trained_config
 from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
@@ -47,6 +51,39 @@ LANDMARKS = (2_000, 4_000, 6_000)
 HORIZONS = (8_000, 19_000)
 """Steps after a landmark. Most runs have 13,000 steps, some 25,000."""
 WINDOW = 500
+SPLIT = {
+    "model": ["n_layer", "n_head", "d_model", "context", "vocab_size"],
+    "train": [
+        "decay_steps",
+        "lr",
+        "min_lr_ratio",
+        "warmup_steps",
+        "batch_size",
+        "micro_batch_size",
+        "beta1",
+        "beta2",
+        "eps",
+        "weight_decay",
+        "grad_clip",
+        "z_loss",
+        "log_interval",
+        "checksum_interval",
+        "precision",
+        "eval_sequences",
+        "device",
+        "compile",
+        "deterministic",
+        "cuda_graph",
+    ],  # fmt: skip
+}
+"""Keys by which halves are drawn. They stay as they are: one more would draw other halves of the same runs."""
+LATER = [
+    key
+    for key in SETTINGS
+    if not key.startswith(("detector.", "model.init")) and key != "train.order_seed"
+    if (names := key.partition("."))[2] not in SPLIT.get(names[0], ())
+]
+"""Keys of an experiment that came after them. One that has not its default makes another setting."""
 COLUMNS = (
     *("landmark", "settings", "runs", "explode"),
     *("AUC", "AUC 95 %", "skill", "skill 95 %", "slope", "slope 95 %", "holds"),
@@ -71,11 +108,11 @@ class Example:
 
 def setting_of(run: Run) -> str:
     """Return all that two seeds of one setting share, but the attention."""
-    config = run.config.to_dict()
-    train = {k: v for k, v in config["train"].items() if k not in ("steps", "order_seed", "eval_interval", "threads")}
-    train["corpus"] = run.manifest.data.fingerprint
-    model = {k: v for k, v in config["model"].items() if not k.startswith("init")}
-    return json.dumps([model, train], sort_keys=True, default=str)
+    config = trained_config(run)
+    split = [{key: getattr(getattr(config, name), key) for key in keys} for name, keys in SPLIT.items()]
+    split[1]["corpus"] = run.manifest.data.fingerprint
+    later = {key: attrgetter(key)(config) for key in LATER if attrgetter(key)(config) != attrgetter(key)(Config())}
+    return json.dumps([*split, *([later] if later else [])], sort_keys=True, default=str)
 
 
 def example(run: Run, landmark: int) -> Example | None:
