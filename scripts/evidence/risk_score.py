@@ -54,28 +54,11 @@ WINDOW = 500
 SPLIT = {
     "model": ["n_layer", "n_head", "d_model", "context", "vocab_size"],
     "train": [
-        "decay_steps",
-        "lr",
-        "min_lr_ratio",
-        "warmup_steps",
-        "batch_size",
-        "micro_batch_size",
-        "beta1",
-        "beta2",
-        "eps",
-        "weight_decay",
-        "grad_clip",
-        "z_loss",
-        "log_interval",
-        "checksum_interval",
-        "precision",
-        "eval_sequences",
-        "device",
-        "compile",
-        "deterministic",
-        "cuda_graph",
-    ],  # fmt: skip
-}
+        "decay_steps", "lr", "min_lr_ratio", "warmup_steps", "batch_size", "micro_batch_size", "beta1",
+        "beta2", "eps", "weight_decay", "grad_clip", "z_loss", "log_interval",
+        "checksum_interval", "precision", "eval_sequences", "device", "compile", "deterministic", "cuda_graph",
+    ],
+}  # fmt: skip
 """Keys by which halves are drawn. They stay as they are: one more would draw other halves of the same runs."""
 LATER = [
     key
