@@ -139,7 +139,10 @@ def _one_difference(told: str, config: Config, there: Config) -> str:
         if own == others:
             continue
         if key.name not in _OF_ONE_THING:
-            raise UserError(f"{told}: {key.name} is {others} there, {own} here; take runs that differ in one thing")
+            things = ", ".join(("attention", *_OF_ONE_THING))
+            raise UserError(
+                f"{told}: {key.name} is {others} there, {own} here; take runs that differ in one of {things}"
+            )
         what = _OF_ONE_THING[key.name]
         if key.name == "model.init_ulps":
             what = f"{abs(own - others):,} FP32 ulps in {what}"
