@@ -156,6 +156,15 @@ def test_a_cap_of_the_scores_takes_flexattention_and_no_probe_that_knows_none() 
         composed("attn=flex", "model.score_cap=0", no_probes)
 
 
+@pytest.mark.parametrize("targets", ["model", "unrounded"])
+def test_drawn_targets_take_no_z_loss(targets: str) -> None:
+    with pytest.raises(
+        UserError, match=rf"^train\.z_loss=0\.1: .*probes\.targets={targets} .*set probes\.targets=data$"
+    ):
+        composed("train.z_loss=0.1", f"probes.targets={targets}")
+    assert composed("train.z_loss=0.1").probes.targets == "data"
+
+
 @pytest.mark.slow
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
     config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")

@@ -357,6 +357,11 @@ class Config:
                 raise ValueError(
                     f"model.score_cap={cap:g}: the probes of the attention know no cap; add probes.attention_interval=0"
                 )
+        if self.train.z_loss and self.probes.targets != "data":
+            raise ValueError(
+                f"train.z_loss={self.train.z_loss:g}: its gradient at drawn targets has no mean of zero, which "
+                f"probes.targets={self.probes.targets} is for; set probes.targets=data"
+            )
         if self.train.precision != "bf16" and (self.attn.runs_kernels_of_ours or self.attn.elsewhere is not None):
             raise ValueError(
                 f"train.precision={self.train.precision}: attn={self.attn.name} rounds to BF16; choose attn=sdpa"
