@@ -99,9 +99,10 @@ def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(
 @pytest.mark.slow
 def test_models_that_differ_in_what_is_not_told_compile_anew_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 2)
-    for context in (8, 12, 16, 20):
-        model = GPT(dataclasses.replace(CONFIG, n_layer=1, context=context), AttentionVariant(), 0)
-        tokens = torch.zeros(1, context, dtype=torch.int64)
-        forward = ops.compiled(model, AttentionVariant(), "the same")
-        assert torch.equal(forward(tokens, tokens, torch.tensor([1, 2])), model(tokens, tokens, torch.tensor([1, 2])))
+    with torch._dynamo.config.patch(recompile_limit=2):  # monkeypatch would leave it deleted
+        for context in (8, 12, 16, 20):
+            model = GPT(dataclasses.replace(CONFIG, n_layer=1, context=context), AttentionVariant(), 0)
+            tokens = torch.zeros(1, context, dtype=torch.int64)
+            forward = ops.compiled(model, AttentionVariant(), "the same")
+            given = tokens, tokens, torch.tensor([1, 2])
+            assert torch.equal(forward(*given), model(*given))
