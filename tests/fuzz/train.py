@@ -17,7 +17,7 @@ class _Outcome:
         return "outcome=stable"
 
 
-def run(config: Any, _listeners: Any = ()) -> _Outcome:
+def run(config: Any, *_: Any) -> _Outcome:
     """In place of the training: one file in the folder of a new run."""
     if not config.resume:
         RunFolder.create(config.runs_dir, config.run_name or "unnamed").config.write_text("{}")
