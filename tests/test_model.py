@@ -83,6 +83,17 @@ def test_loss_and_gradients_equal_a_plain_gpt2_in_fp64(z_loss: float, changes: d
         assert (gradient - reference).norm() <= 2e-5 * reference.norm(), name
 
 
+@pytest.mark.parametrize("sequences", [1, 32, 33])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_without_gradients_the_loss_has_the_same_bits(sequences: int, autocast: bool) -> None:
+    """1,024 rows are in FP32 at a time: 32 sequences of 32."""
+    model, inputs = GPT(CONFIG, EXACT, 3), tokens(batch=sequences)
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        loss = model(inputs, inputs.flip(1), SEED_AND_STEP)
+        with torch.no_grad():
+            assert torch.equal(model(inputs, inputs.flip(1), SEED_AND_STEP), loss)
+
+
 def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor, score_cap: float | None) -> Tensor:
     """GPT-2 from its published equations, softmax attention written out."""
     T = inputs.shape[1]

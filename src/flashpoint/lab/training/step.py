@@ -91,6 +91,8 @@ class OptimizerStep:
                 self._loss(self._batch[0]).backward()
                 kernels.result()
             self.model.zero_grad(set_to_none=True)
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()  # steps are on a stream of their own, which cannot take what this one left
 
     def __call__(self, batch: Tensor, learning_rate: float) -> None:
         """Queue one step.
