@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -59,6 +60,16 @@ IN_TURN: list[tuple[str, dict[str, object]]] = [
 """The fourth saves another tensor, the fifth has operations in front, the last calls PyTorch: graphs of their own."""
 
 
+@pytest.fixture
+def deterministic() -> Iterator[None]:
+    """On CUDA gradients are summed in another order each time without it."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(before)
+
+
+@pytest.mark.usefixtures("deterministic")
 @pytest.mark.parametrize(
     "name_of_device",
     [pytest.param("cpu", marks=pytest.mark.slow), pytest.param("cuda", marks=pytest.mark.gpu)],
@@ -67,6 +78,7 @@ def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(
     monkeypatch: pytest.MonkeyPatch, name_of_device: str
 ) -> None:
     device = torch.device(name_of_device)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     stats = counters["stats"]
     compiled, steps = list[int](), list[tuple[OptimizerStep, tuple[int, list[float]]]]()
