@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator
 
 import pytest
@@ -106,6 +107,27 @@ def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(
         step(tokens, 1e-2)
         step(tokens, 1e-2)
         assert (int(step.checksum()), step.result.tolist()) == expected
+
+
+@pytest.mark.slow
+def test_a_compiled_step_shifts_keys_by_the_running_mean_of_the_uncompiled_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two models share the graph, each with means of its own."""
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
+    torch.compiler.reset()
+    shape = dataclasses.replace(CONFIG, vocab_size=257, shift_keys="running")
+    results: dict[bool, list[tuple[int, list[float]]]] = {False: [], True: []}
+    for compiles, seed in itertools.product((False, True), (0, 1)):
+        train = TrainConfig(batch_size=4, micro_batch_size=2, compile=compiles)
+        config = Config(model=shape, attn=AttentionVariant(), train=train, data=DataConfig(vocab_size=257))
+        step = OptimizerStep(GPT(shape, config.attn, seed), config, torch.device("cpu"), Ranks())
+        before = counters["stats"]["unique_graphs"]
+        step.warm_up()
+        assert counters["stats"]["unique_graphs"] - before == (compiles and not seed)
+        tokens = torch.randint(0, 31, (2, 2, 25), generator=torch.Generator().manual_seed(seed))
+        for _ in range(3):
+            step(tokens, 1e-2)
+        results[compiles].append((int(step.checksum()), step.result.tolist()))
+    assert results[False] == results[True]
 
 
 @pytest.mark.slow

@@ -156,6 +156,12 @@ def test_a_cap_of_the_scores_takes_flexattention_and_no_probe_that_knows_none() 
         composed("attn=flex", "model.score_cap=0", no_probes)
 
 
+@pytest.mark.parametrize(("seeing", "value"), [("family", "llama"), ("qk_norm", "true"), ("score_cap", "30")])
+def test_a_shift_by_a_bias_takes_no_model_whose_softmax_sees_it(seeing: str, value: str) -> None:
+    with pytest.raises(UserError, match=rf"^model\.shift_keys=running: .* before model\.{seeing}"):
+        composed("attn=flex", f"model.{seeing}={value}", "model.shift_keys=running", "probes.attention_interval=0")
+
+
 @pytest.mark.parametrize("targets", ["model", "unrounded"])
 def test_drawn_targets_take_no_z_loss(targets: str) -> None:
     with pytest.raises(

@@ -119,6 +119,33 @@ def plain_gpt2_logits(w: dict[str, Tensor], inputs: Tensor, score_cap: float | N
     return F.layer_norm(x, (64,)) * w["final_norm.weight"] @ w["token_embedding.weight"].T
 
 
+@pytest.mark.parametrize("n_kv_head", [2, 1])
+def test_no_result_but_the_keys_shows_a_running_mean_of_keys(n_kv_head: int) -> None:
+    """In FP64, where O, dQ, dK, dV, dx and dW agree to its rounding; K differs by c."""
+    generator = torch.Generator().manual_seed(0)
+    x, grad, mean = (torch.randn(*shape, generator=generator).double() for shape in ((2, 32, 64), (2, 32, 64), (64,)))
+    found = []
+    for shift in ("none", "running"):
+        config = dataclasses.replace(CONFIG, n_kv_head=n_kv_head, shift_keys=shift)  # type: ignore[arg-type]
+        attention = GPT(config, AttentionVariant(kernel="sdpa_math"), 3).blocks[1].attention.double()
+        if shift == "running":
+            attention.qkv.key_mean.copy_(5 * mean[: 32 * n_kv_head])
+        taken: list[Tensor] = []
+        attention.core.register_forward_pre_hook(lambda _, inputs, taken=taken: taken.extend(inputs[:3]))
+        attention.core.register_forward_hook(lambda _module, _inputs, out, taken=taken: taken.append(out))
+        given = x.clone().requires_grad_()
+        with torch.no_grad():
+            attention.qkv.weight.mul_(8.0)  # so that attention matters
+        result = attention(given, SEED_AND_STEP)
+        grads = torch.autograd.grad(result, [*taken[:3], given, *attention.parameters()], grad)
+        found.append((taken, [result, *grads]))
+    (plain, expected), (shifted, results) = found
+    c = 5 * mean[: 32 * n_kv_head].view(n_kv_head, 1, 32)
+    assert (plain[1] - shifted[1] - c).abs().max() < 1e-12
+    for one, other in zip([*results, *shifted[:1], *shifted[2:]], [*expected, *plain[:1], *plain[2:]], strict=True):
+        assert (one - other).norm() < 1e-12 * other.norm()
+
+
 def test_sequences_longer_than_the_positions_are_refused() -> None:
     with pytest.raises(ValueError, match=r"33 tokens, but model\.context=32"):
         GPT(CONFIG, EXACT, 0)(tokens(33), tokens(33), SEED_AND_STEP)

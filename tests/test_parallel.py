@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.run as distributed
+from safetensors.torch import load_file
 
 from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.data.tape import Tape
@@ -72,7 +73,8 @@ def outcome(folder: Path, name: str) -> dict:
 @pytest.fixture(scope="module")
 def two(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("two")
-    result = torchrun(folder, text_file, "train.threads=1", "checkpoints.interval=5", "run_name=two")
+    shift = "model.shift_keys=running"  # whose means all processes hold, of the whole batch
+    result = torchrun(folder, text_file, "train.threads=1", "checkpoints.interval=5", shift, "run_name=two")
     assert result.returncode == 0, result.stderr
     (line,) = [line for line in result.stdout.splitlines() if line.startswith("outcome=")]
     assert "outcome=stable step=12" in line
@@ -118,8 +120,14 @@ def test_a_signal_to_one_process_is_in_the_verdict_of_all(two: Path, text_file: 
 
 
 def test_they_train_on_the_batches_of_one_process(two: Path, text_file: Path, train: Command) -> None:
-    one = train("train.micro_batch_size=2", "run_name=one", "train.threads=1", cwd=two)
+    settings = "train.micro_batch_size=2", "train.threads=1", "model.shift_keys=running", "checkpoints.interval=5"
+    one = train(*settings, "run_name=one", cwd=two)
     assert one.returncode == 0, one.stderr
+    states = [load_file(two / f"runs/{name}/checkpoints/step-000000010.safetensors") for name in ("two", "one")]
+    for key in (key for key in states[0] if key.endswith("key_mean")):
+        torch.testing.assert_close(
+            states[0][key], states[1][key], rtol=1e-2, atol=1e-2 * float(states[1][key].abs().max())
+        )
     losses = [
         [json.loads(line)["loss"] for line in (two / f"runs/{name}/metrics.jsonl").open() if '"loss"' in line]
         for name in ("two", "one")

@@ -63,9 +63,7 @@ def test_one_key_leaves_the_others_of_its_section(
 def test_a_branch_keeps_the_optimiser_whose_moments_its_checkpoint_has(
     run: RunFolder, recorded: dict[str, Any]
 ) -> None:
-    with pytest.raises(
-        UserError, match=r"optimizer=muon contradicts from_step=1: .* have the moments of adamw; replay"
-    ):
+    with pytest.raises(UserError, match=r"optimizer=muon contradicts from_step=1: .* are of optimizer=adamw; replay"):
         replayed(run, "optimizer=muon", "from_step=1")
     assert replayed(run, "optimizer=muon")["optimizer"] == {"name": "muon", "momentum": 0.95, "eps": 1e-7}
     assert replayed(run, "from_step=1")["optimizer"] == recorded["optimizer"]
@@ -74,6 +72,7 @@ def test_a_branch_keeps_the_optimiser_whose_moments_its_checkpoint_has(
 @pytest.mark.parametrize(
     ("override", "instead"),
     [
+        ("model.shift_keys=running", r"repeat it from the start with replay=\S* model\.shift_keys=…$"),
         ("train.z_loss=0.1", r"branch with replay=.* from_step=STEP train\.z_loss=…$"),
         ("optimizer=muon", r"repeat it from the start with replay=\S* optimizer=…$"),
         ("model.qk_norm=true", "train a run of its own"),
@@ -90,6 +89,16 @@ def test_what_a_resumed_run_keeps_is_told_with_what_takes_it(
             replayed(run, override)
     else:
         replayed(run, override, *(["from_step=1"] if "from_step" in instead else []))
+
+
+def test_a_replay_shifts_keys_from_the_start_and_not_from_a_checkpoint_without_their_means(
+    run: RunFolder, recorded: dict[str, Any]
+) -> None:
+    assert replayed(run, "model.shift_keys=running")["model"] == {**recorded["model"], "shift_keys": "running"}
+    with pytest.raises(
+        UserError, match=r"model\.shift_keys=running contradicts from_step=1: .*shift_keys=none; replay"
+    ):
+        replayed(run, "model.shift_keys=running", "from_step=1")
 
 
 def test_a_replay_takes_a_cap_of_scores_and_no_other_key_of_the_model(run: RunFolder, recorded: dict[str, Any]) -> None:

@@ -230,6 +230,34 @@ def test_without_a_learning_rate_a_branch_keeps_the_weights_of_its_checkpoint(
     assert len(set(filter(None, losses))) == 10
 
 
+def test_running_means_of_keys_are_repeated_resumed_and_branched_bit_for_bit(
+    undisturbed: Path, text_file: Path, train: Command
+) -> None:
+    shifted = (*LONG, "train.steps=30", "model.shift_keys=running", "run_name=shifted")
+    whole = train(*shifted, "probes.attention=[delta_error,deviation]", "probes.targets=unrounded", cwd=undisturbed)
+    assert whole.returncode == 0, whole.stderr
+    checkpoint = undisturbed / "runs/shifted/checkpoints/step-000000010.safetensors"
+    means = {name: mean for name, mean in load_file(checkpoint).items() if name.endswith("key_mean")}
+    assert len(means) == 2
+    assert all(mean.abs().min() > 0 for mean in means.values())
+    without_probes = ("probes.attention_interval=0", "train.eval_interval=7")
+    for name, arguments in (("again", without_probes), ("branch", ("from_step=10", *without_probes)), ("on", ())):
+        result = train("replay=shifted", f"run_name=shifted-{name}", *arguments, tiny=False, cwd=undisturbed)
+        assert result.returncode == 0, result.stderr
+    (undisturbed / "runs/shifted-on/outcome.json").unlink()
+    for late in (undisturbed / "runs/shifted-on/checkpoints").glob("step-000000030*"):
+        late.unlink()
+    resumed = train("resume=shifted-on", tiny=False, cwd=undisturbed)
+    assert resumed.returncode == 0, resumed.stderr
+    expected = outcome(undisturbed / "runs/shifted")
+    for name in ("again", "branch", "on"):
+        found = outcome(undisturbed / f"runs/shifted-{name}")
+        assert [found[key] for key in ("digest", "chain_digest")] == [
+            expected[key] for key in ("digest", "chain_digest")
+        ]
+    assert expected["digest"] != outcome(undisturbed / "runs/whole")["digest"]
+
+
 def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Command) -> None:
     shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/longer")
     refused = train("resume=longer", tiny=False, cwd=undisturbed)

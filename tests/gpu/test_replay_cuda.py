@@ -14,7 +14,7 @@ from tests.conftest import environment, train_command
 pytestmark = [pytest.mark.gpu, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("options", [(), ("optimizer=muon", "train.z_loss=1e-4")])
+@pytest.mark.parametrize("options", [(), ("optimizer=muon", "train.z_loss=1e-4"), ("model.shift_keys=running",)])
 def test_replay_is_bitwise_and_another_attention_keeps_the_tape(
     options: Sequence[str], text_file: Path, tmp_path: Path
 ) -> None:
@@ -40,10 +40,10 @@ def test_replay_is_bitwise_and_another_attention_keeps_the_tape(
     assert original["digest"] != other["digest"]
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_killed_run_resumes_to_the_same_digest_and_rewinds(optimizer: str, text_file: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("setting", ["model.shift_keys=running", "optimizer=muon"])
+def test_a_killed_run_resumes_to_the_same_digest_and_rewinds(setting: str, text_file: Path, tmp_path: Path) -> None:
     env = {name: value for name, value in environment().items() if name != "CUDA_VISIBLE_DEVICES"}
-    options = (f"optimizer={optimizer}", "train.steps=400", "checkpoints.interval=20", "train.checksum_interval=50")
+    options = (setting, "train.steps=400", "checkpoints.interval=20", "train.checksum_interval=50")
 
     def command(*arguments: str, tiny: bool) -> list[str]:
         return train_command(*arguments, tiny=tiny, text_file=text_file)

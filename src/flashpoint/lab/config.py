@@ -52,6 +52,8 @@ class ModelConfig:
     """Divide q and k of each head by their root mean square, before their positions, and multiply by learned gains."""
     score_cap: Annotated[float | None, Field(gt=0), EXPERIMENT] = None
     """c of c·tanh(S/c) in the place of the scores S, nats, as in Gemma 2. It takes attn=flex, which is its control."""
+    shift_keys: Annotated[Literal["none", "running"], EXPERIMENT] = "none"
+    """``running``: K less a running mean of each head, as a bias of W_K's product: nothing passes over K."""
     context: Annotated[Count, EXPERIMENT] = 2048
     """T: tokens of a sequence, and the number of positions."""
     vocab_size: Annotated[Count, EXPERIMENT] = 8192
@@ -85,6 +87,11 @@ class ModelConfig:
             )
         if self.n_head % self.kv_heads:
             raise ValueError(f"model.n_kv_head={self.n_kv_head} does not divide model.n_head={self.n_head}: change one")
+        seeing = {"family=llama": self.family == "llama", "qk_norm": self.qk_norm, "score_cap": self.score_cap}
+        if self.shift_keys != "none" and (first := next((name for name, has in seeing.items() if has), None)):
+            raise ValueError(
+                f"model.shift_keys={self.shift_keys}: softmax sees a bias of keys before model.{first}; choose one"
+            )
         return self
 
 

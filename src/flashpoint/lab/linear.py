@@ -15,28 +15,30 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def linear(x: Tensor, weight: Tensor) -> Tensor:
-    """Return x · Wᵀ.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x · Wᵀ + bias.
 
     Under autocast both operands and the result have its dtype, BF16 or FP16, and so have both gradients before they
-    take the dtypes of ``x`` and ``weight``. On a CPU every such product is then :func:`rounded_matmul`; a GPU takes
-    PyTorch's.
+    take the dtypes of ``x`` and ``weight``. On a CPU every such product is then :func:`rounded_matmul`, to which a bias
+    is added; a GPU takes PyTorch's, where the bias is a part of the product.
 
     Args:
         x: [..., in_features] float32 or autocast's dtype, any strides.
         weight: [out_features, in_features] float32.
+        bias: [out_features] float32.
 
     Returns:
         [..., out_features]; autocast's dtype under autocast, else float32.
     """
     if x.device.type != "cpu" or not torch.is_autocast_enabled("cpu"):
-        return F.linear(x, weight)
+        return F.linear(x, weight, bias)
     dtype = torch.get_autocast_dtype("cpu")
     if torch.compiler.is_compiling():
         product = rounded_matmul(x.to(dtype).reshape(-1, x.shape[-1]), weight.to(dtype).mT)
     else:
         product = _EagerLinear.apply(x.reshape(-1, x.shape[-1]), weight, dtype)
-    return product.view(*x.shape[:-1], weight.shape[0])
+    product = product.view(*x.shape[:-1], weight.shape[0])
+    return product if bias is None else product + bias.to(dtype)
 
 
 class Linear(nn.Linear):

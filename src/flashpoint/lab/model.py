@@ -31,6 +31,8 @@ RMS_NORM_EPS = 1e-5
 """Llama 2's and 3's."""
 ROTARY_BASE = 10_000.0
 """Llama 2's; Llama 3 has 500,000, for contexts longer than ours."""
+KEY_MEAN_DECAY = 0.9
+"""Of c, a step: ten steps even out a batch's mean, and W_K takes hundreds to change much."""
 _ROWS = 1024
 """Logits of so many tokens are in FP32 at a time, where no gradient is taken. A multiple of 4: how a GPU adds up a row
 goes with the row's address modulo 16 bytes."""
@@ -97,14 +99,52 @@ class CoreAttention(nn.Module):
         return attention(q, k, v, self.variant, layer=self.layer, seed_and_step=seed_and_step, score_mod=self.score_mod)
 
 
+class ShiftingProjection(Linear):
+    """W_Q, W_K and W_V below each other, whose keys are K − c: a bias of the product, which softmax does not see.
+
+    c is the exponential running mean of W_K x over batch and tokens. W_K of the mean x gives that of a step, so that
+    nothing passes over the keys. Training does not learn c. A forward pass adds the mean of its x to ``inputs``, as a
+    backward pass adds to gradients; :meth:`step` takes it.
+
+    Attributes:
+        key_mean: c of all heads, [H_kv d] float32, a part of the training's state; 0 before the first step.
+        inputs: [C] float32, no part of it.
+
+    Args:
+        rows: of W_Q, W_K and W_V.
+    """
+
+    key_mean: Tensor
+    inputs: Tensor
+
+    def __init__(self, in_features: int, rows: tuple[int, int, int]) -> None:
+        super().__init__(in_features, sum(rows))
+        self._rows = rows
+        self.register_buffer("key_mean", torch.zeros(rows[1]))
+        self.register_buffer("inputs", torch.zeros(in_features), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.inputs.add_(x.detach().float().mean((0, 1)))
+        of_q, _, of_v = self._rows
+        return linear(x, self.weight, F.pad(-self.key_mean, (of_q, of_v)))
+
+    @torch.no_grad()
+    def step(self, passes: int) -> None:
+        """Move c towards the mean of the keys in so many forward passes, which began with ``inputs`` of 0."""
+        w_k = self.weight.split(self._rows)[1]
+        self.key_mean.lerp_(w_k @ (self.inputs / passes), 1 - KEY_MEAN_DECAY)
+
+
 class CausalSelfAttention(nn.Module):
     """Attention of all heads between its two projections, from [B, T, C] to [B, T, C]; ``layer`` counts from 1."""
 
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()
         self.n_head, self.n_kv_head = config.n_head, config.kv_heads
-        self.qkv = Linear(config.d_model, (config.n_head + 2 * config.kv_heads) * config.head_size)
         d = config.head_size
+        rows = config.n_head * d, config.kv_heads * d, config.kv_heads * d
+        shifts = config.shift_keys == "running"
+        self.qkv = ShiftingProjection(config.d_model, rows) if shifts else Linear(config.d_model, sum(rows))
         # QK-norm as in Qwen3 (arXiv 2505.09388): over the features of a head, with gains that all heads share. OLMo 2
         # normalises all heads at once.
         self.q_norm, self.k_norm = (nn.RMSNorm(d, RMS_NORM_EPS) if config.qk_norm else None for _ in "qk")

@@ -22,8 +22,10 @@ _FIXED = {
     "experiment": "the configuration comes from the run",
     **{key.name: mark.reason for key in keys() for mark in key.marks if isinstance(mark, FromTape)},
 }
-_FREE = ("data.root", "model.score_cap")
-"""Keys of fixed sections that neither batches nor initial weights depend on: where data are, and a cap of scores."""
+_FREE = ("data.root", "model.score_cap", "model.shift_keys")
+"""Keys of fixed sections that neither batches nor initial weights depend on."""
+_CHECKPOINTED = ("optimizer.name", "model.shift_keys")
+"""Keys on which it depends what tensors a checkpoint holds."""
 _NOT_INHERITED = (
     "replay",
     "resume",
@@ -81,12 +83,14 @@ def replayed_values(composed: dict[str, Any], overrides: list[str]) -> dict[str,
         if key == "attn":
             for point in ROUNDING_POINTS:
                 put(values, f"attn.{point}.bits", getattr(config.attn, point).bits)
-    own, kept = value_at(values, "optimizer.name"), config.optimizer.name
-    if values["from_step"] and own != kept:
-        raise UserError(
-            f"optimizer={own} contradicts from_step={values['from_step']}: the checkpoints of {original.path} have the "
-            f"moments of {kept}; replay it from the start"
-        )
+    for key in _CHECKPOINTED:
+        own, kept = value_at(values, key), value_at(config.to_dict(), key)
+        if values["from_step"] and own != kept:
+            word = key.removesuffix(".name")
+            raise UserError(
+                f"{word}={own} contradicts from_step={values['from_step']}: the checkpoints of {original.path} are of "
+                f"{word}={kept}; replay it from the start"
+            )
     return values
 
 
@@ -145,7 +149,7 @@ def _instead(key: str, replay: str) -> str:
     """Return how a key that a resumed run keeps is changed: in a branch, a replay or another run."""
     if _fixed_by(key):
         return "drop it, or train a run of its own with it"
-    if key in ("optimizer", "optimizer.name"):  # a branch begins with the moments of a checkpoint
+    if key in ("optimizer", *_CHECKPOINTED):  # a branch begins with what a checkpoint holds
         return f"repeat it from the start with {replay} {key}=…"
     return f"branch with {replay} from_step=STEP {key}=…"
 

@@ -58,6 +58,9 @@ def test_the_unrounded_twin_has_the_same_weights_and_leaves_o_alone() -> None:
     model = sensitive(selected)
     twin = with_unrounded_out(model)
     assert [id(p) for p in twin.parameters()] == [id(p) for p in model.parameters()]
+    shifting = GPT(dataclasses.replace(SHAPE, shift_keys="running"), COARSE, 0)
+    buffers = [[id(buffer) for buffer in one.buffers()] for one in (shifting, with_unrounded_out(shifting))]
+    assert buffers[0] == buffers[1] != []
     variants = [block.attention.core.variant for block in twin.blocks]
     for variant in (*variants, variants[0].elsewhere):
         assert (variant.out_unnormalized, variant.out) == (UNROUNDED, UNROUNDED)

@@ -140,13 +140,16 @@ def test_it_names_the_model_and_what_its_runs_differ_in(tmp_path: Path) -> None:
     """A Llama trained with Muon stood beside a GPT-2 as another run of the same experiment."""
     llama = {"family": "llama", "n_kv_head": 2, "qk_norm": True}
     for seed, (name, changed) in enumerate(
-        {"plain": {}, "other": {"model": llama, "optimizer": {"name": "muon"}}}.items()
+        {
+            "plain": {"model": {"shift_keys": "running"}},
+            "other": {"model": llama, "optimizer": {"name": "muon"}},
+        }.items()
     ):
         write_run(tmp_path / name, {"name": "flash_bf16"}, seed=seed, config=changed)
     html = page([open_run(str(tmp_path / name)) for name in ("plain", "other")])
-    assert "<td>GPT-2, 2 × 256, 4 heads, T 2048</td>" in html
+    assert "<td>GPT-2, 2 × 256, 4 heads, keys less a running mean, T 2048</td>" in html
     assert "<td>Llama, 2 × 256, 4 heads, 2 of keys, QK-norm, T 2048</td>" in html
-    assert "They differ in model.family, model.n_kv_head, model.qk_norm, optimizer.name. " in html
+    assert "They differ in model.family, model.n_kv_head, model.qk_norm, model.shift_keys, optimizer.name. " in html
     assert "<h1>flash_bf16: 0 of 2 runs exploded</h1>" in html
 
 

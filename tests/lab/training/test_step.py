@@ -40,6 +40,45 @@ def test_loss_gradient_norm_and_update_norm() -> None:
     assert np.sqrt(np.square(clipped).sum()) == pytest.approx(0.5, rel=1e-4)
 
 
+def test_the_shift_of_the_keys_is_their_running_mean_and_knows_training_alone() -> None:
+    """Against means of W_K x in FP64: 0.9 of the one before, 0.1 of a step's, over all of its micro-batches."""
+    shape = dataclasses.replace(MODEL, n_layer=2, n_head=2, n_kv_head=1, d_model=32, shift_keys="running")
+    config = Config(
+        model=shape, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=4, micro_batch_size=2, lr=1e-2)
+    )
+    model = GPT(shape, AttentionVariant(kernel="sdpa"), 0)
+    step = OptimizerStep(model, config, torch.device("cpu"), Ranks())
+    batches = torch.randint(0, 300, (3, 2, 2, 9), generator=torch.Generator().manual_seed(0))
+    expected = torch.zeros(2, 16, dtype=torch.float64)
+    for batch in batches:
+        with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):  # as a validation or a probe does
+            model(batch[0][:, 1:], batch[0][:, :-1], step.seed_and_step)
+        for layer, block in enumerate(model.blocks):
+            w_k = block.attention.weights[1][0].detach().double()
+            inputs = list[Tensor]()
+            with (
+                block.attention_norm.register_forward_hook(lambda _module, _inputs, x, inputs=inputs: inputs.append(x)),
+                torch.no_grad(),
+                torch.autocast("cpu", dtype=torch.bfloat16),
+            ):
+                for part in batch:
+                    model(part[:, :-1], part[:, 1:], step.seed_and_step)
+            keys = torch.cat(inputs).double() @ w_k.T
+            expected[layer] = 0.9 * expected[layer] + 0.1 * keys.mean((0, 1))
+        step(batch, 1e-2)
+        for layer in range(2):
+            kept = step.state()[f"model/blocks.{layer}.attention.qkv.key_mean"]
+            assert (kept - expected[layer]).abs().max() < 1e-5 * expected[layer].abs().max()
+    ends = step.checksum()
+    step.restart(0)
+    for batch in batches:
+        step(batch, 1e-2)  # and no validation
+    assert step.checksum() == ends
+    assert {name: tuple(form.shape) for name, form in step.forms().items()} == {
+        name: tuple(tensor.shape) for name, tensor in step.state().items()
+    }
+
+
 def first_step(optimizer: OptimizerConfig) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The gradients of a first step, and what it added to the weights in units of the learning rate, both in FP64."""
     model_config = dataclasses.replace(MODEL, d_model=32)

@@ -27,13 +27,13 @@ from flashpoint_kernels.codes import Stream
 
 
 def with_unrounded_out(model: GPT, precision: Precision = "bf16") -> GPT:
-    """Return the model with the same parameters, not copies of them, and Ō and O in FP32 in every layer and head,
-    also where the projection that follows takes O.
+    """Return the model with the same tensors, not copies of them, and Ō and O in FP32 in every layer and head, also
+    where the projection that follows takes O.
 
     Args:
         precision: of the training, whose formats all other values keep.
     """
-    twin = copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()})
+    twin = copy.deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
     for block in twin.blocks:
         attention = cast(Block, block).attention
         attention.core.variant = _with_unrounded_out(analysed(attention.core.variant, precision))

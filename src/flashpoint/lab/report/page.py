@@ -297,6 +297,7 @@ def _model(run: Run) -> str:
         shape[0] = f"{_FAMILIES[model.family]}, {shape[0]}"
         shape += [f"{model.kv_heads} of keys"] if model.kv_heads < model.n_head else []
         shape += ["QK-norm"] if model.qk_norm else []
+        shape += ["keys less a running mean"] if model.shift_keys == "running" else []
         shape += [f"scores capped at {model.score_cap:g} nats"] if model.score_cap else []
     return ", ".join([*shape, f"T {model.context}"])
 

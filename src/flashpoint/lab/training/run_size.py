@@ -37,6 +37,8 @@ class RunSize:
     n_kv_head: int
     d_model: int
     qk_norm: bool
+    shifts_keys: bool
+    """Whether the state has running means of keys."""
     muon: bool
     """Whether Muon has the matrices of the layers."""
     context: int
@@ -72,8 +74,8 @@ class RunSize:
         observed = {*probes.attention} if probes.attention_interval else set()
         return cls(
             family=model.family, n_layer=model.n_layer, n_head=model.n_head, n_kv_head=model.kv_heads,
-            d_model=model.d_model, qk_norm=model.qk_norm, muon=config.optimizer.name == "muon",
-            context=model.context, vocab_size=model.vocab_size, steps=train.steps,
+            d_model=model.d_model, qk_norm=model.qk_norm, shifts_keys=model.shift_keys == "running",
+            muon=config.optimizer.name == "muon", context=model.context, vocab_size=model.vocab_size, steps=train.steps,
             first_step=min(config.from_step or 0, train.steps), batch_size=train.batch_size,
             micro_batch_size=train.micro_batch_size or max(1, train.batch_size // world),
             log_interval=train.log_interval,
@@ -108,7 +110,8 @@ class RunSize:
         tensors += 2 * self.n_layer if self.qk_norm else 0
         if self.muon:  # which counts no steps
             tensors -= (5 if self.family == "llama" else 4) * self.n_layer
-        return self._trained_bytes + _FLOAT * tensors + 2 * _INT64 + self._remembered_bytes
+        means = self.n_layer * self.d_model * self.n_kv_head // self.n_head if self.shifts_keys else 0
+        return self._trained_bytes + _FLOAT * (tensors + means) + 2 * _INT64 + self._remembered_bytes
 
     @property
     def _remembered_bytes(self) -> int:

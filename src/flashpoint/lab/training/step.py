@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 
 from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
-from flashpoint.lab.model import GPT, Block, by_head
+from flashpoint.lab.model import GPT, Block, ShiftingProjection, by_head
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
 from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
@@ -50,6 +50,8 @@ class OptimizerStep:
         self._compiled = train.compiles(device.type)
         self._loss_of: Callable[..., Any] = _compiled(model, config, device) if self._compiled else model
         self._optimizers = Optimizers(model, config, device)
+        modules = model.named_modules()
+        self._shifts = {name: module for name, module in modules if isinstance(module, ShiftingProjection)}
         shape = (train.micro_batches // ranks.world, train.sequences, config.model.context + 1)
         self._batch = torch.zeros(shape, dtype=torch.int64, device=device)
         noise_seed = (config.seed + ranks.rank * 0x9E3779B9) % 2**32  # other sequences, other noise
@@ -115,7 +117,7 @@ class OptimizerStep:
         for name, parameter in self.model.named_parameters():
             named[f"model/{name}"] = parameter
             named |= {f"{key}/{name}": value for key, value in self._optimizers.state(name).items()}
-        return named
+        return named | self._key_means()
 
     def forms(self) -> Forms:
         """Return the forms of the tensors of :meth:`state`, also before the first step."""
@@ -123,7 +125,7 @@ class OptimizerStep:
         for name, parameter in self.model.named_parameters():
             found[f"model/{name}"] = Form.of(parameter)
             found |= {f"{key}/{name}": form for key, form in self._optimizers.forms(name).items()}
-        return found
+        return found | {name: Form.of(mean) for name, mean in self._key_means().items()}
 
     def load_state(self, named: Mapping[str, Tensor]) -> None:
         """Take over a state of these forms, in place if there have been steps: a captured one goes on from there."""
@@ -135,6 +137,8 @@ class OptimizerStep:
                 for key in self._optimizers.forms(name):
                     value = named[f"{key}/{name}"]
                     kept[key] = kept[key].copy_(value) if key in kept else value.to(self._device)
+            for name, mean in self._key_means().items():
+                mean.copy_(named[name])
 
     def restart(self, seed: int) -> None:
         """Go back, in place, to the initial weights of a seed and to an optimiser that has done no step."""
@@ -143,6 +147,11 @@ class OptimizerStep:
         for name, _ in self.model.named_parameters():
             for value in self._optimizers.state(name).values():
                 value.zero_()
+        for mean in self._key_means().values():
+            mean.zero_()
+
+    def _key_means(self) -> dict[str, Tensor]:
+        return {f"model/{name}.key_mean": shift.key_mean for name, shift in self._shifts.items()}
 
     def _loss(self, sequences: Tensor) -> Tensor:
         """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
@@ -173,17 +182,23 @@ class OptimizerStep:
     def _gather(self) -> None:
         """Compute this process's part of the loss and of the gradients, as one tensor."""
         self._backward()
-        self._flat = flattened([self._total, *self._gradients()])
+        self._flat = flattened(self._exchanged())
 
     def _spread(self) -> None:
         """Take the mean of all processes in place of this one's part, and update the weights."""
         self._flat /= self._ranks.world
-        take_from(self._flat, [self._total, *self._gradients()])
+        take_from(self._flat, self._exchanged())
         self._update()
+
+    def _exchanged(self) -> list[Tensor]:
+        """Return what processes take the mean of."""
+        return [self._total, *self._gradients(), *(shift.inputs for shift in self._shifts.values())]
 
     def _backward(self) -> None:
         self._total, scale = torch.zeros((), device=self._device), loss_scale(self._train.precision)
         self.model.zero_grad(set_to_none=True)
+        for shift in self._shifts.values():
+            shift.inputs.zero_()  # of validations and observations
         for sequences in self._batch:
             loss = self._loss(sequences)
             (loss * scale / len(self._batch) if scale != 1 else loss / len(self._batch)).backward()
@@ -200,6 +215,8 @@ class OptimizerStep:
         weights = [parameter.detach() for parameter in self.model.parameters()]
         before = [torch.empty_like(weight) for weight in weights]
         torch._foreach_copy_(before, weights)  # one launch, where a small model's clones take as many as it has tensors
+        for shift in self._shifts.values():
+            shift.step(len(self._batch))
         self._optimizers.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
