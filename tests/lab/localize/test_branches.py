@@ -128,6 +128,45 @@ def test_a_run_that_is_lost_from_its_beginning_has_no_step_from_which_the_twin_h
     assert [one.verdict for one in stand if one.question == "no return"] == ["the twin holds from no checkpoint"]
 
 
+class ManyCheckpoints(FakeSubject):
+    """The twin, too, is lost from some step on."""
+
+    checkpoints: ClassVar = list(range(0, 1000, 40))
+    lost_from: ClassVar = 0
+    asked: ClassVar[list[int]] = []
+
+    def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+        trained = super().train(attention, start, steps, folder)
+        if attention != self.twin or steps == 200:
+            return trained
+        self.asked.append(start)
+        return (
+            Trained("exploded", 1010, trained.norms)
+            if start >= self.lost_from
+            else Trained("stable", None, trained.norms)
+        )
+
+
+@pytest.mark.parametrize("lost_from", [*range(0, 1000, 40), 1000])
+def test_the_point_of_no_return_is_found_wherever_it_is_by_the_shortest_branches(
+    lost_from: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(ManyCheckpoints, "asked", asked)
+    monkeypatch.setattr(ManyCheckpoints, "lost_from", lost_from)
+    with Branches(ManyCheckpoints(), RunFolder(tmp_path), 200, None) as branches:
+        *_, stand = answers(branches, 2)
+    found = next(one.verdict for one in stand if one.question == "no return")
+    if lost_from == 0:
+        assert found == "the twin holds from no checkpoint"
+    elif lost_from == 1000:
+        assert found == "the twin holds from step 960, the last checkpoint"
+    else:
+        assert found == f"the twin holds from step {lost_from - 40:,}, and no longer from {lost_from:,}"
+    longest = 1000 - max(0, lost_from - 40)  # of what has to be trained up to the failure
+    assert all(1000 - start <= 2 * longest for start in asked)
+
+
 def test_of_branches_that_an_earlier_version_kept_only_the_second_twins_are_missing(tmp_path: Path) -> None:
     asked(tmp_path)
     log = tmp_path / "localize.jsonl"

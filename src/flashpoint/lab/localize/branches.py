@@ -116,12 +116,12 @@ class Branches(Generic[A]):
         """Branches that are trained, now or before."""
         return len(self._known)
 
-    def onset(self, attention: A, start: int, steps: int) -> int | None:
-        """Return the step at which a branch of another length explodes, or is no longer finite; None if it holds."""
-        known = self._one(Branch(attention, start, steps))
+    def onset(self, branch: Branch[A]) -> int | None:
+        """Return the step at which a branch explodes, or is no longer finite; None if it holds."""
+        known = self._one(branch)
         if known.outcome == "stable":
             return None
-        return start + steps if known.onset is None else known.onset
+        return branch.start + branch.steps if known.onset is None else known.onset
 
     def norms(self, attention: A, start: int) -> NDArray[np.float64]:
         """Return the spectral norms of W_Q [n_layer, n_head] at the end of a branch."""

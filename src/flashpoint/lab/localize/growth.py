@@ -151,7 +151,7 @@ def _apart(checkpoints: Sequence[int], steps: int) -> list[int]:
 def _start(branches: Branches[A], step: int) -> Start:
     subject = branches.subject
     own, twin, second = (branches.norms(which, step) for which in (subject.whole, subject.twin, subject.second_twin))
-    holds = branches.onset(subject.second_twin, step, branches.steps) is None
+    holds = branches.onset(Branch(subject.second_twin, step, branches.steps)) is None
     chance = float(np.abs(_growth(second, twin)).max()) if holds else np.nan
     return Start(step, twin, _growth(own, twin), chance)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Generic
 
-from flashpoint.lab.localize.branches import Branches, OutOfTimeError
+from flashpoint.lab.localize.branches import Branch, Branches, OutOfTimeError
 from flashpoint.lab.localize.growth import Measure, Start, find_starts
 from flashpoint.lab.localize.layers_and_heads import (
     Part,
@@ -156,31 +156,45 @@ def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], name
 
 def _confirmed(branches: Branches[A], failed_at: int, start: int, named: Mapping[str, A]) -> Iterator[Answer]:
     """Train attentions up to the failure and on."""
-    end = _horizon(branches, failed_at)
     for name, attention in named.items():
-        onset = branches.onset(attention, start, end - start)
+        branch = _to_the_horizon(branches, failed_at, attention, start)
+        onset = branches.onset(branch)
         verdict = "does not explode" if onset is None else f"explodes at {onset:,}"
+        end = start + branch.steps
         yield Answer("onset", f"{name}: {verdict}", f"from step {start:,} to {end:,}; the run failed at {failed_at:,}")
 
 
+def _to_the_horizon(branches: Branches[A], failed_at: int, attention: A, start: int) -> Branch[A]:
+    """Return a branch that is long enough to see whether it explodes."""
+    return Branch(attention, start, _horizon(branches, failed_at) - start)
+
+
 def _horizon(branches: Branches[A], failed_at: int) -> int:
-    """The step up to which a branch is trained to see whether it explodes."""
     return failed_at + branches.subject.run.config.detector.hold_steps + branches.steps
 
 
+def _before(branches: Branches[A], failed_at: int) -> list[int]:
+    """Return the checkpoints before the failure, in order."""
+    return [step for step in branches.subject.checkpoints if step < failed_at]
+
+
 def _point_of_no_return(branches: Branches[A], failed_at: int) -> tuple[int | None, Answer]:
-    """Bisect over the checkpoints: the last one from which the twin does not explode, None if it does from all."""
-    checkpoints = [step for step in branches.subject.checkpoints if step < failed_at]
-    horizon = _horizon(branches, failed_at)
+    """Search the checkpoints: the last one from which the twin does not explode, None if it does from all.
+
+    From the newest back, ever further, and where it holds on from there by halves: the later, the shorter a branch.
+    """
+    checkpoints = _before(branches, failed_at)
 
     def saved(at: int) -> bool:
-        return branches.onset(branches.subject.twin, checkpoints[at], horizon - checkpoints[at]) is None
+        branch = _to_the_horizon(branches, failed_at, branches.subject.twin, checkpoints[at])
+        return branches.onset(branch) is None
 
-    low, high = -1, len(checkpoints)  # saved up to low, lost from high on
+    low, high, back = -1, len(checkpoints), 1  # saved up to low, lost from high on
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if saved(middle) else (low, middle)
+        middle = max(0, len(checkpoints) - back) if low < 0 else (low + high) // 2
+        low, high, back = (middle, high, back) if saved(middle) else (low, middle, 2 * back)
     last = checkpoints[low] if low >= 0 else None
     lost = f"and no longer from {checkpoints[high]:,}" if high < len(checkpoints) else "the last checkpoint"
     verdict = "the twin holds from no checkpoint" if last is None else f"the twin holds from step {last:,}, {lost}"
+    horizon = _horizon(branches, failed_at)
     return last, Answer("no return", verdict, f"to step {horizon:,}; one branch a checkpoint")
