@@ -2,8 +2,10 @@
 
 import json
 import os
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -165,6 +167,36 @@ def test_the_point_of_no_return_is_found_wherever_it_is_by_the_shortest_branches
         assert found == f"the twin holds from step {lost_from - 40:,}, and no longer from {lost_from:,}"
     longest = 1000 - max(0, lost_from - 40)  # of what has to be trained up to the failure
     assert all(1000 - start <= 2 * longest for start in asked)
+
+
+def test_branches_that_will_be_asked_for_train_while_others_are_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of three processes the first has what is asked for now; the two others do not wait for it."""
+    begun, let = threading.Semaphore(0), threading.Event()
+
+    class Waiting(FakeSubject):
+        def train(self, attention: Cells, start: int, steps: int, folder: Path) -> Trained:
+            if start == 0:
+                assert begun.acquire(timeout=60)
+                assert begun.acquire(timeout=60)
+            else:
+                begun.release()
+                assert let.wait(60)
+            return super().train(attention, start, steps, folder)
+
+    def threads(gpus: int, per_gpu: int) -> ThreadPoolExecutor:
+        return ThreadPoolExecutor(gpus * per_gpu)
+
+    monkeypatch.setattr("flashpoint.lab.localize.branches.branch_processes", threads)
+    now, *later = (Branch(FakeSubject.twin, start, 200) for start in (0, 300, 500))
+    with Branches(Waiting(), RunFolder(tmp_path), 200, None, per_gpu=3) as branches:
+        branches.ahead([*later, now])
+        branches.train([now])
+        assert branches.trained == 1
+        let.set()
+        branches.train(later)
+        assert branches.trained == 3
 
 
 def test_of_branches_that_an_earlier_version_kept_only_the_second_twins_are_missing(tmp_path: Path) -> None:

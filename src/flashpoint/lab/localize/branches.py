@@ -85,12 +85,15 @@ class Branches(Generic[A]):
         self._seconds = max((one.seconds / one.steps for one in self._known.values()), default=0.0)
         self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
         self._pool: ProcessPoolExecutor | None = None
+        self._ahead: list[Branch[A]] = []
+        self._running: dict[Future[tuple[Trained, float]], tuple[str, Branch[A]]] = {}
         self._held = contextlib.ExitStack()
         self.trained = 0
 
     def __enter__(self) -> Branches[A]:
         with contextlib.ExitStack() as held:
             held.enter_context(self._folder.localizing())
+            held.push(self._clear)
             if self.side_by_side > 1:
                 self._pool = held.enter_context(branch_processes(self._gpus, self._per_gpu))
             self._held = held.pop_all()
@@ -99,12 +102,14 @@ class Branches(Generic[A]):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._held.__exit__(kind, error, trace)
+
+    def _clear(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
-            self._held.callback(shutil.rmtree, self._folder.branches, ignore_errors=True)
+            shutil.rmtree(self._folder.branches, ignore_errors=True)
         else:
             with contextlib.suppress(OSError):  # the log of a branch that failed stays
                 self._folder.branches.rmdir()
-        self._held.__exit__(kind, error, trace)
 
     @property
     def path(self) -> Path:
@@ -136,6 +141,11 @@ class Branches(Generic[A]):
         told = f"{self.subject.identity(branch.attention, branch.start)} {branch.start} {branch.steps}"
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
+    def ahead(self, branches: Sequence[Branch[A]]) -> None:
+        """Let processes that :meth:`train` would leave idle begin with these, which are to be asked for."""
+        if self._pool is not None:
+            self._ahead += branches
+
     def train(self, branches: Sequence[Branch[A]]) -> None:
         """Train those that are missing.
 
@@ -146,28 +156,37 @@ class Branches(Generic[A]):
         missing = {key: branch for branch in branches if (key := self._key(branch)) not in self._known}
         if missing:
             self._folder.branches.mkdir(exist_ok=True)
-        running: dict[Future[tuple[Trained, float]], str] = {}
-        waiting, late, failed = list(missing), False, list[Exception]()
-        while waiting or running:
-            while waiting and len(running) < self.side_by_side and not late and not failed:
+        under_way = {key for key, _ in self._running.values()}
+        waiting, late, failed = [key for key in missing if key not in under_way], False, list[Exception]()
+        while not missing.keys() <= self._known.keys() or ((late or failed) and self._running):
+            while waiting and len(self._running) < self.side_by_side and not late and not failed:
                 late = self._late(missing[waiting[0]].steps)
                 if not late:
                     key = waiting.pop(0)
-                    running[self._begin(missing[key], key)] = key
-            if not running:
+                    self._begin(missing[key], key)
+            if not late and not failed:
+                self._begin_ahead()
+            if not self._running:
                 break
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                key = running.pop(future)
+            for future in wait(self._running, return_when=FIRST_COMPLETED).done:
+                key, branch = self._running.pop(future)
                 try:
-                    self._keep(key, missing[key], *future.result())
+                    self._keep(key, branch, *future.result())
                 except (UserError, BrokenProcessPool) as error:
-                    failed.append(self._told(error, missing[key]))
-                    if running and len(failed) == 1:
-                        notify(f"{failed[0]}; waiting for what trains beside it: {len(running)}")
+                    failed.append(self._told(error, branch))
+                    if self._running and len(failed) == 1:
+                        notify(f"{failed[0]}; waiting for what trains beside it: {len(self._running)}")
         if failed:
             raise failed[0]
         if waiting:
             raise OutOfTimeError
+
+    def _begin_ahead(self) -> None:
+        while self._ahead and len(self._running) < self.side_by_side and not self._late(self._ahead[0].steps):
+            branch = self._ahead.pop(0)
+            key = self._key(branch)
+            if key not in self._known and all(key != one for one, _ in self._running.values()):
+                self._begin(branch, key)
 
     def _told(self, error: Exception, branch: Branch[A]) -> Exception:
         fewer = "give fewer --per-gpu" if self._per_gpu > 1 else "give fewer --gpus"
@@ -183,12 +202,13 @@ class Branches(Generic[A]):
     def _late(self, steps: int) -> bool:
         return self._until is not None and time.monotonic() + steps * self._seconds > self._until
 
-    def _begin(self, branch: Branch[A], key: str) -> Future[tuple[Trained, float]]:
+    def _begin(self, branch: Branch[A], key: str) -> None:
         if self._pool is not None:
-            return self._pool.submit(_train_one, self.subject, branch, self._folder, key)
-        future: Future[tuple[Trained, float]] = Future()
-        future.set_result(_train_one(self.subject, branch, self._folder, key))
-        return future
+            future = self._pool.submit(_train_one, self.subject, branch, self._folder, key)
+        else:
+            future = Future()
+            future.set_result(_train_one(self.subject, branch, self._folder, key))
+        self._running[future] = key, branch
 
     def _keep(self, key: str, branch: Branch[A], trained: Trained, seconds: float) -> None:
         self._known[key] = KeptBranch(

@@ -133,6 +133,8 @@ def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[S
         needed = (subject.whole, subject.twin, subject.second_twin)
         branches.train([Branch(attention, step, steps) for attention in needed for step in now])
         tried += [_start(branches, step) for step in now]
+        found = fit(tried)[:wanted]
+        branches.ahead([Branch(changed, one.step, steps) for _, changed in subject.changes() for one in found])
     found = fit(tried)
     if not found:
         raise _refused(branches, tried)

@@ -61,6 +61,9 @@ class _Asking(Generic[A]):
     def answers(self, wanted: int) -> Iterator[list[Answer]]:
         """Yield :attr:`stand`, whenever it is another."""
         branches, more = self._branches, self._branches.side_by_side
+        if branches.failed_at is not None:
+            newest = _before(branches, branches.failed_at)[-1]
+            branches.ahead([_to_the_horizon(branches, branches.failed_at, branches.subject.twin, newest)])
         self._starts, others = find_starts(branches, wanted)
         self.stand = about = _about(branches, self._starts, others, wanted)
         for number in range(more, len(self._starts) + more, more):
@@ -137,10 +140,7 @@ class _Round(Generic[A]):
         yield from sufficient_and_necessary(parts, heads, alone, self._measure)
 
     def _choices(self) -> Iterator[Answer]:
-        changes = list(self._subject.changes())
-        if self._measure.branches.side_by_side > 1:
-            self._measure.prepare([changed for _, changed in changes])
-        for name, changed in changes:
+        for name, changed in self._subject.changes():
             effect = self._measure.effect(changed)
             verdict = "does not stop the growth" if effect.grows else "stops the growth"
             yield Answer("choice", f"{name}: {sure(effect, verdict, 'whether it stops the growth')}", effect.evidence)
@@ -156,8 +156,9 @@ def _beyond(branches: Branches[A], failed_at: int, starts: Sequence[Start], name
 
 def _confirmed(branches: Branches[A], failed_at: int, start: int, named: Mapping[str, A]) -> Iterator[Answer]:
     """Train attentions up to the failure and on."""
-    for name, attention in named.items():
-        branch = _to_the_horizon(branches, failed_at, attention, start)
+    asked = {name: _to_the_horizon(branches, failed_at, attention, start) for name, attention in named.items()}
+    branches.ahead(list(asked.values()))
+    for name, branch in asked.items():
         onset = branches.onset(branch)
         verdict = "does not explode" if onset is None else f"explodes at {onset:,}"
         end = start + branch.steps
