@@ -254,6 +254,17 @@ def read(path: Path) -> list[Job]:
     return jobs
 
 
+def _alike(jobs: list[Job]) -> Iterator[list[Job]]:
+    """Yield jobs that follow one another with the same commands: they differ in what these read of the name."""
+    return (list(of) for _, of in itertools.groupby(jobs, lambda job: job.commands))
+
+
+def _row(first: Job, *others: Job) -> list[str | int]:
+    names = f"{first.name} to {others[-1].name}" if others else first.name
+    minutes = f"{len(others) + 1} × {first.minutes:g}" if others else f"{first.minutes:g}"
+    return [names, first.shows, first.gpus, minutes]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help="only these jobs")
@@ -270,10 +281,7 @@ def main() -> None:
             raise UserError(f"{', '.join(sorted(unknown))}: no such job; --list prints those of {arguments.jobs}")
         jobs = [job for job in jobs if not arguments.names or job.name in arguments.names]
         if arguments.list:
-            show(
-                Table(["job", "shows", "GPUs", "minutes"], [[j.name, j.shows, j.gpus, f"{j.minutes:g}"] for j in jobs]),
-                "markdown",
-            )
+            show(Table(["jobs", "shows", "GPUs", "minutes"], [_row(*of) for of in _alike(jobs)]), "markdown")
             return
         if arguments.pack:
             pack(jobs, arguments.pack)

@@ -34,7 +34,7 @@ import yaml
 from torch import Tensor
 from torch.utils import dlpack
 
-from flashpoint.cli.table import Table, show
+from flashpoint.cli.table import ALL, Table, show, with_columns
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import ROW_SUMS
@@ -231,7 +231,11 @@ def summary(of: Sequence[dict[str, Tensor]]) -> dict[str, Any]:
 
 
 def table(paths: Sequence[Path], step: int, layer: int) -> Table:
-    """Return a row for each attention: means over runs, with 95 % intervals, of one layer at one step."""
+    """Return a row for each attention: means over runs, with 95 % intervals, of one layer at one step.
+
+    "version" is that of the package that calls the kernel, and cuDNN's own beside PyTorch's. A kernel of flashpoint has
+    PyTorch's.
+    """
     rows = [json.loads(line) for path in paths for line in _text(path).splitlines()]
     rows = [row for row in rows if row["step"] == step and row["layer"] == layer]
     found = []
@@ -244,6 +248,7 @@ def table(paths: Sequence[Path], step: int, layer: int) -> Table:
         biased = sum(row["z"] > 0 for row in of)
         cells = [
             f"`{word}`",
+            ", ".join(dict.fromkeys(map(_version, of))),
             ", ".join(map(str, sorted({row["sequences"] for row in of}))),
             f"{biased} of {len(of)}",
             f"{sum(mean('z')) / len(of) ** 0.5:.1f}",
@@ -258,10 +263,18 @@ def table(paths: Sequence[Path], step: int, layer: int) -> Table:
             cells.append(f"{middle:.2g}{between}")
         found.append(cells)
     columns = [
-        "attention", "sequences", "bias > 0", "Σz/√n", "noise", "bias", "bias / noise²", "follows O",
+        "attention", "version", "sequences", "bias > 0", "Σz/√n", "noise", "bias", "bias / noise²", "follows O",
         "follows O of 64 features", "along the mean key",
     ]  # fmt: skip
     return Table(columns, found)
+
+
+def _version(row: dict[str, Any]) -> str:
+    package = f"{row['package']} {row['version']}"
+    if not row["attention"].startswith("sdpa_cudnn"):
+        return package
+    major, rest = divmod(row["cudnn"], 10_000)
+    return f"{package}, cuDNN {major}.{rest // 100}.{rest % 100}"
 
 
 def _text(path: Path) -> str:
@@ -278,11 +291,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("production_delta.jsonl"))
     parser.add_argument("--table", action="store_true", help="print the table of such files")
     parser.add_argument("--layer", type=int, default=2, help="with --table")
+    parser.add_argument(
+        "--columns", default=ALL, metavar="NAME,…", help="with --table: those to show, by how they begin"
+    )
     arguments = parser.parse_args()
     with command_errors():
         if arguments.table:
             for step in arguments.steps:
-                show(table(arguments.paths, step, arguments.layer), "markdown")
+                found = table(arguments.paths, step, arguments.layer)
+                show(with_columns([found], arguments.columns.split(",")), "markdown")
             return
         until = time.monotonic() + arguments.minutes * 60
         lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
