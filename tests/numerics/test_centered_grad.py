@@ -31,7 +31,7 @@ def grads(engine: str, variant: AttentionVariant, tensors: list[Tensor]) -> list
     if engine == "kernels":
         q, k, v, grad_out = (x.to(DEVICE) for x in tensors)
         context: dict[str, Any] = {"layer": LAYER, "seed_and_step": torch.tensor([0, 0], device=DEVICE)}
-        assert all(launch.kernels_support(q, choices) for choices, _ in variant.groups(LAYER, 3))
+        assert all(launch.kernels_support(q.dtype, q.shape[-1], choices) for choices, _ in variant.groups(LAYER, 3))
         saved = launch.flash_fwd(q, k, v, variant, **context)
         results = launch.flash_bwd(grad_out, q, k, v, *saved, variant, **context)
     else:

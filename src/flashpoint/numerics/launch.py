@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -31,13 +31,14 @@ _CHUNK_ELEMENTS = 16_384
 """Elements of K that the centring pass reads at a time."""
 
 
-def kernels_support(q: Tensor, variant: AttentionVariant) -> bool:
-    """Whether the kernels compute ``variant`` on tensors like ``q`` [B, H, T, d]; the reference does all others.
+def kernels_support(dtype: torch.dtype, head_size: int, variant: AttentionVariant) -> bool:
+    """Whether the kernels compute ``variant`` on tensors of a dtype with so many features; the reference does all
+    others.
 
     They take BF16, d ∈ {16, 32, 64, 128} and key blocks of whole tiles; where ``grad_blocks`` rounds, of whole tiles of
     the backward pass, 64 keys. ``variant.elsewhere`` is not looked at.
     """
-    if q.dtype != torch.bfloat16 or q.shape[-1] not in FALLBACK:
+    if dtype != torch.bfloat16 or head_size not in FALLBACK:
         return False
     block = variant.block_k
     smallest = 16 if variant.grad_blocks.mode == "none" else 64
@@ -101,8 +102,8 @@ def _flash_fwd(
     if any(plan.center_keys):
         k = centered = _center_keys(k, plan.selected, *plan.center_keys)
     (plan.statistics if ones.numel() else plan.forward)(
-        (q, k, v), out, out_for_delta, logsumexp, shift, ones, seed_and_step, plan.selected, B, H, T, layer,
-        plan.side_by_side,
+        (q, k, v), (out, out_for_delta, logsumexp, shift, ones, seed_and_step, plan.selected),
+        B, H, T, layer, plan.side_by_side,
     )  # fmt: skip
     return out, logsumexp, out_for_delta, centered
 
@@ -158,14 +159,15 @@ def flash_bwd_dq(
     """
     B, H, T, d = q.shape
     plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
-    blocks = triton.cdiv(T, plan.tiles.grad_q.bq)
+    blocks, T_rows = plan.blocks, plan.blocks * plan.tiles.grad_q.bq
     grad_q = by_token(q, q.dtype)
-    rows = q.new_empty((2, B * H, blocks * plan.tiles.grad_q.bq), dtype=torch.float32)
+    rows = q.new_empty((2, B * H, T_rows), dtype=torch.float32)
     drift = q.new_empty((B * H, blocks, d) if any(plan.center_keys) else (0,), dtype=torch.float32)
     centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
     plan.grad_q(
-        (q, k, centered, v, grad_out), out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step,
-        *plan.error_sizes, plan.selected, B, H, T, rows.shape[-1], B * H * rows.shape[-1], layer, plan.side_by_side,
+        (q, k, centered, v, grad_out),
+        (out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, *plan.error_sizes, plan.selected),
+        B, H, T, T_rows, B * H * T_rows, layer, plan.side_by_side,
     )  # fmt: skip
     return grad_q, rows, drift
 
@@ -187,10 +189,11 @@ def flash_bwd_dkdv(
     """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
     B, H, T, _ = q.shape
     plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    T_rows = rows.shape[-1]
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
     plan.grad_kv(
-        (q, k, v, grad_out), rows, drift, grad_k, grad_v, seed_and_step, plan.selected, B, H, T, rows.shape[-1],
-        B * H * rows.shape[-1], triton.cdiv(T, plan.tiles.grad_q.bq), layer, plan.side_by_side,
+        (q, k, v, grad_out), (rows, drift, grad_k, grad_v, seed_and_step, plan.selected),
+        B, H, T, T_rows, B * H * T_rows, plan.blocks, layer, plan.side_by_side,
     )  # fmt: skip
     return grad_k, grad_v
 
@@ -219,32 +222,45 @@ class _Launch:
 
     def __init__(self, kernel: Any, programs: int, blocks: Sequence[int], choices: dict[str, Any]) -> None:
         self._kernel, self._grid, self._blocks, self._choices = kernel, (programs, 1, 1), blocks, choices
-        self._kept: dict[tuple[object, ...], tuple[Any, list[dict[str, Any]], list[Any]]] = {}
+        self._kept: dict[tuple[object, ...], tuple[Callable[..., None], list[_Form], list[Any]]] = {}
 
-    def __call__(self, read: Sequence[Tensor], *others: Any) -> None:
-        """Launch with tensors that descriptors read, and the other arguments, whose numbers are always the same."""
-        tensors, strides = zip(*map(_readable, read), strict=True)
-        told_apart = [(x.dtype, x.data_ptr() % 16 == 0) for x in others if isinstance(x, Tensor)]  # by Triton
-        like = (*strides, *((x.dtype, x.shape) for x in tensors), *told_apart)
-        if kept := self._kept.get(like):
-            compiled, descriptors, constants = kept
-            compiled[self._grid](*map(_another, tensors, descriptors), *others, *constants)
+    def __call__(self, read: Sequence[Tensor], pointed_at: Sequence[Tensor], *numbers: int) -> None:
+        """Launch with tensors that descriptors read, those that the kernel has pointers to, and always the same numbers
+        but for those that Triton does not specialise for."""
+        addresses = [x.data_ptr() for x in pointed_at]
+        like: list[object] = []  # what Triton, and who makes a descriptor, tells apart
+        for x in read:
+            like += x.dtype, x.shape, x.stride(), x.data_ptr() % 16
+        for x, address in zip(pointed_at, addresses, strict=True):
+            like += x.dtype, address % 16 == 0
+        if kept := self._kept.get(tuple(like)):
+            run, forms, constants = kept
+            run(*map(_descriptor, read, forms), *addresses, *numbers, *constants)
             return
+        tensors, strides = zip(*map(_readable, read), strict=True)
         first = [
             TensorDescriptor(x, list(x.shape), list(of), [1, 1, tokens, x.shape[-1]])
             for x, of, tokens in zip(tensors, strides, self._blocks, strict=True)
         ]
-        compiled = self._kernel[self._grid](*first, *others, **self._choices)
+        compiled = self._kernel[self._grid](*first, *pointed_at, *numbers, **self._choices)
         if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
-            names = self._kernel.arg_names[len(first) + len(others) :]
-            without_base = [{name: of for name, of in vars(one).items() if name != "base"} for one in first]
-            self._kept[like] = compiled, without_base, [self._choices[name] for name in names]
+            names = self._kernel.arg_names[len(first) + len(pointed_at) + len(numbers) :]
+            forms = [
+                (x is not given, {name: of for name, of in vars(one).items() if name != "base"})
+                for given, x, one in zip(read, tensors, first, strict=True)
+            ]
+            self._kept[tuple(like)] = compiled[self._grid], forms, [self._choices[name] for name in names]
 
 
-def _another(x: Tensor, like: dict[str, Any]) -> TensorDescriptor:
+_Form = tuple[bool, dict[str, Any]]
+"""Of a descriptor that Triton checked: whether its tensor had to be copied, and all but the tensor."""
+
+
+def _descriptor(x: Tensor, form: _Form) -> TensorDescriptor:
     """Return the descriptor of a tensor that lies in memory as one whose descriptor was checked."""
+    copied, fields = form
     descriptor = TensorDescriptor.__new__(TensorDescriptor)
-    vars(descriptor).update(like, base=x)
+    vars(descriptor).update(fields, base=_readable(x)[0] if copied else x)
     return descriptor
 
 
@@ -261,6 +277,8 @@ class _Plan:
     selected: Tensor
     error_sizes: tuple[Tensor, Tensor]
     tiles: Tiles
+    blocks: int
+    """Of queries, in the pass that makes dQ."""
     side_by_side: int
     forward: _Launch
     statistics: _Launch
@@ -306,6 +324,7 @@ def _plan(
         selected=_selection(groups[0][1] if len(groups) > 1 else (), H, device),
         error_sizes=(_error_sizes(variants[0], layer, device), _error_sizes(variants[-1], layer, device)),
         tiles=tiles,
+        blocks=triton.cdiv(T, sizes_q.bq),
         side_by_side=max(1, GROUP_BYTES // (4 * T * d)),  # the heads whose K and V stay in L2 together
         forward=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": False}),
         statistics=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": True}),

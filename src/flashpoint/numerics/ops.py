@@ -6,12 +6,14 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
@@ -60,11 +62,23 @@ def _disabled(implementation: Callable[..., Any]) -> Callable[..., Any]:
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads; takes a
-    variant's key, or its :func:`graph_name`."""
-    choices = _named(variant)
+    """Return what :func:`forward_pass` does; takes a variant's key, or its :func:`graph_name`."""
+    return forward_pass(q, k, v, seed_and_step, _named(variant), layer, causal, scale)
+
+
+def forward_pass(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    seed_and_step: Tensor,
+    choices: AttentionVariant,
+    layer: int,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads."""
     if kernels := kernels_for(q, choices, layer):
-        with torch.cuda.device_of(q):  # Triton launches on the current one
+        with _on_device_of(q):
             results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
                 q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
@@ -101,10 +115,29 @@ def flash_bwd_op(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd_op`."""
-    choices = _named(variant)
+    saved = (out, logsumexp, out_for_delta, centered)
+    return backward_pass(grad_out, q, k, v, *saved, seed_and_step, _named(variant), layer, causal, scale)
+
+
+def backward_pass(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    out_for_delta: Tensor,
+    centered: Tensor,
+    seed_and_step: Tensor,
+    choices: AttentionVariant,
+    layer: int,
+    causal: bool,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dQ, dK and dV of :func:`forward_pass`."""
     saved = (out, logsumexp, out_for_delta, centered)
     if kernels := kernels_for(q, choices, layer):
-        with torch.cuda.device_of(q):
+        with _on_device_of(q):
             results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
                 grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
             )
@@ -122,6 +155,14 @@ def flash_bwd_op(
 
     _in_shares(compute, q, choices)
     return grads
+
+
+_HERE = contextlib.nullcontext()
+
+
+def _on_device_of(q: Tensor) -> AbstractContextManager[object]:
+    """Return a context in which the device of ``q`` is the current one, on which Triton launches."""
+    return _HERE if q.get_device() == torch.cuda.current_device() else torch.cuda.device_of(q)
 
 
 _SMALL = 1 << 15
@@ -283,12 +324,17 @@ def _named(word: str) -> AttentionVariant:
 
 def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
     """Return the kernels' launcher if the kernels support every variant of the layer on this device, else None."""
-    if q.is_cuda and triton_suffices():
-        from flashpoint.numerics import launch  # a CPU need not wait for Triton
+    return _kernels_for(q.dtype, q.shape[-1], q.shape[1], variant, layer) if q.is_cuda and triton_suffices() else None
 
-        if all(launch.kernels_support(q, group) for group, _ in variant.groups(layer, q.shape[1])):
-            return launch
-    return None
+
+@lru_cache(maxsize=1024)
+def _kernels_for(
+    dtype: torch.dtype, head_size: int, n_head: int, variant: AttentionVariant, layer: int
+) -> ModuleType | None:
+    from flashpoint.numerics import launch  # a CPU need not wait for Triton
+
+    groups = variant.groups(layer, n_head)
+    return launch if all(launch.kernels_support(dtype, head_size, group) for group, _ in groups) else None
 
 
 @lru_cache
