@@ -106,7 +106,7 @@ def attention(
             raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
         if _errs_by_time(chosen):
             raise ValueError(f"variant={chosen.name}: its error of δ goes with the step; pass seed_and_step, [2] int64")
-        seed_and_step = torch.zeros(2, dtype=torch.int64, device=query.device)
+        seed_and_step = dispatch.no_key(query)
     d = query.shape[-1]
     scale = d**-0.5 if scale is None else scale
     if kernel == "flash":
@@ -136,9 +136,10 @@ def _refuse_mask_and_dropout(attn_mask: Tensor | None, dropout_p: float) -> None
 def _refuse_transforms(*tensors: Tensor) -> None:
     """Refuse transforms of ``torch.func``, and derivatives in forward mode: PyTorch would take them for zero, without a
     word."""
-    # In this order: PyTorch does not unpack what vmap has wrapped.
-    if any(map(is_functorch_wrapped_tensor, tensors)) or any(
-        forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors
+    # In this order: PyTorch does not unpack what vmap has wrapped. Outside of every level there is nothing to unpack.
+    if any(map(is_functorch_wrapped_tensor, tensors)) or (
+        getattr(forward_ad, "_current_level", 0) >= 0
+        and any(forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors)
     ):
         raise ValueError(
             "this attention has no derivatives in forward mode (jvp) and takes no transforms of torch.func (grad, "

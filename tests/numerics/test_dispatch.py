@@ -1,5 +1,6 @@
 """The op: well formed, indifferent to strides and autocast, frugal, and the same on every launch."""
 
+import contextlib
 import math
 from typing import Any
 
@@ -8,8 +9,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
-from flashpoint.numerics import ops
+from flashpoint.numerics import dispatch, ops
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED
 from flashpoint.numerics.dispatch import attention, sdpa_operation
 from flashpoint.numerics.ops import flash_fwd_op
@@ -163,6 +165,56 @@ def test_what_an_op_calls_is_not_compiled_where_a_graph_breaks_beside_it() -> No
     out = torch.compile(step, backend=backend)()
     assert set(compiled) <= {"the end", "flashpoint.flash_fwd.default", "<built-in function getitem>"}
     assert out.equal(step())
+
+
+class Seen(TorchDispatchMode):
+    """Remembers the ops of this package that PyTorch's dispatcher hands out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ops: list[str] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.ops.extend([func.__name__] if func.namespace == "flashpoint" else [])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("variant", CHOICES, ids=["baseline", "fp32", "stochastic"])
+def test_called_without_an_op_it_gives_the_same_bits(variant: AttentionVariant) -> None:
+    """Nothing but a mode of PyTorch's, or a compiler, asks for the op."""
+    with Seen() as seen:
+        by_op = out_and_grads(inputs(), variant)
+    assert seen.ops == ["flash_fwd.default", "flash_bwd.default"]
+    with pytest.MonkeyPatch.context() as patched:
+        for name in ("flash_fwd_op", "flash_bwd_op"):
+            patched.delattr(dispatch, name)
+        directly = out_and_grads(inputs(), variant)
+    assert all(map(torch.equal, by_op, directly))
+
+
+def test_a_mode_of_the_backward_pass_alone_sees_the_op_and_the_same_bits() -> None:
+    q, k, v = (x.requires_grad_() for x in inputs())
+    grads = []
+    for mode in (Seen(), contextlib.nullcontext()):
+        out = attention(q, k, v, BASELINE, layer=2, seed_and_step=SEED_AND_STEP)
+        with mode:
+            grads.append(torch.autograd.grad(out, (q, k, v), v.detach()))
+        if isinstance(mode, Seen):
+            assert mode.ops == ["flash_bwd.default"]
+    assert all(map(torch.equal, *grads))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_checkpointed_activations_change_no_bit(reentrant: bool) -> None:
+    def of(*qkv: Tensor) -> Tensor:
+        return attention(*qkv, BASELINE, layer=2, seed_and_step=SEED_AND_STEP)
+
+    q, k, v = (x.requires_grad_() for x in inputs())
+    plain = torch.autograd.grad(of(q, k, v).float().square().sum(), (q, k, v))
+    for x in (q, k, v):
+        x.grad = None
+    checkpoint(of, q, k, v, use_reentrant=reentrant).float().square().sum().backward()
+    assert all(x.grad is not None and x.grad.equal(grad) for x, grad in zip((q, k, v), plain, strict=True))
 
 
 @pytest.mark.parametrize("variant", CHOICES)

@@ -6,15 +6,27 @@ the device of the tensors, is the key of stochastic rounding.
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
-from flashpoint.numerics.ops import flash_fwd_op, index_of, kernels_for, name_for_op, noise_key
+from flashpoint.numerics.ops import (
+    backward_pass,
+    flash_bwd_op,
+    flash_fwd_op,
+    forward_pass,
+    index_of,
+    kernels_for,
+    name_for_op,
+    noise_key,
+)
 from flashpoint.numerics.production import ScoreMod, each_head, production_attention
 from flashpoint.numerics.stabilizers import stabilized
-from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
+from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in, variant_from_key
 
 
 def attention(
@@ -48,6 +60,9 @@ def attention(
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
             k, v = each_head(q, k), each_head(q, v)
+            if not torch.compiler.is_compiling() and _is_eager(q, k, v):
+                alpha = q.shape[-1] ** -0.5 if scale is None else scale
+                return _called_directly(q, k, v, seed_and_step, variant.key, layer, causal, alpha)
             kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
             return kept[0]
         if front.delta != "out":
@@ -58,6 +73,64 @@ def attention(
         return production_attention(kernel, q, k, v, is_causal=causal, scale=scale, score_mod=score_mod)
 
     return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
+
+
+# Releases of PyTorch without it always take the op.
+_compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: "unknown")
+
+
+def _is_eager(*tensors: Tensor) -> bool:
+    """Whether nobody asks for an op: tensors with data of their own, no mode that traces, and no compiler of frames,
+    which would take the functions below for the model's."""
+    plain = all(type(x) is Tensor and not x.is_meta for x in tensors)
+    return plain and not torch._C._len_torch_dispatch_stack() and _compiler_of_frames() is None
+
+
+def no_key(q: Tensor) -> Tensor:
+    """Return a ``seed_and_step`` for variants that take none: zeros on the device of ``q``, which no kernel reads."""
+    if torch.compiler.is_compiling() or not _is_eager(q):
+        return torch.zeros(2, dtype=torch.int64, device=q.device)
+    return _kept_key(q.device)
+
+
+@lru_cache(maxsize=64)
+def _kept_key(device: torch.device) -> Tensor:
+    with torch.inference_mode(mode=False):  # else it could not be saved for a backward pass
+        return torch.zeros(2, dtype=torch.int64, device=device)
+
+
+def _called_directly(
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, key: str, layer: int, causal: bool, scale: float
+) -> Tensor:
+    """Return O [B, H, T, d] with its gradients. The same by an op takes the host twice as long."""
+    choices = variant_from_key(key)  # the one that the op takes, too: caches find it without a comparison
+    if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
+        out: Tensor = _Flash.apply(q, k, v, seed_and_step, choices, layer, causal, scale)
+        return out
+    return forward_pass(q, k, v, seed_and_step, choices, layer, causal, scale)[0]
+
+
+class _Flash(torch.autograd.Function):
+    """The op's forward and backward pass, of tensors that :func:`_is_eager` holds for."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, choices: AttentionVariant, *others: Any
+    ) -> Tensor:
+        saved = forward_pass(q, k, v, seed_and_step, choices, *others)
+        ctx.save_for_backward(q, k, v, *saved, seed_and_step)
+        ctx.choices = choices, *others
+        return saved[0]
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(grad_out):
+            # To be traced, or with create_graph: the op refuses second derivatives.
+            variant, *others = ctx.choices
+            grads = flash_bwd_op(grad_out, *ctx.saved_tensors, name_for_op(variant.key), *others)
+        else:
+            grads = backward_pass(grad_out, *ctx.saved_tensors, *ctx.choices)
+        return (*grads, *[None] * 5)
 
 
 def flash_fwd(
