@@ -40,20 +40,24 @@ FIXED, MATH = "flash_fixed", "PyTorch's math backend"
 """Attentions whose δ is not of a rounded O."""
 _EXCHANGES = {
     FIXED: (
-        "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. "
-        "docs/own_run.md tells how to exchange an attention."
+        "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. To keep your kernel, "
+        "train in `with flashpoint.stabilize(model):`, which puts FP16 inside. docs/own_run.md tells of both."
     ),
     MATH: (
-        "flash_fixed takes no mask, no bias, and no other lengths or widths of k and v. A mask that closes padding at "
-        "the ends of causal sequences alone can be left out. With any mask or bias, PyTorch's math backend takes δ "
-        "from no O: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
+        "Train in `with flashpoint.stabilize(model):`, which puts FP16 inside your kernel: the rounding of O is an "
+        "eighth. flash_fixed takes no mask, no bias, and no other lengths or widths of k and v; a mask that "
+        "closes padding at the ends of causal sequences alone can be left out. PyTorch's math backend takes δ from no "
+        "O: torch.nn.attention.sdpa_kernel(SDPBackend.MATH)."
     ),
     "": (
-        "flash_fixed takes no soft cap, sink or dropout. Let the backward pass of this attention take δ from an O in "
-        "FP32, or from P and dP."
+        "flash_fixed takes no soft cap, sink or dropout. If this is no attention computed line by line, "
+        "`with flashpoint.stabilize(model, functions=['MODULE:NAME']):` puts FP16 inside. Or let its backward pass "
+        "take δ from an O in FP32, or from P and dP."
     ),
 }
 """What to do about a biased δ, by the attention that takes the call."""
+_REMEDIES = {FIXED: FIXED, MATH: "FP16 inside (flashpoint.stabilize)"}
+"""What to train with, by the attention that takes the call; :data:`MATH` needs memory for all scores."""
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
@@ -206,7 +210,7 @@ def verdict(
         told += f", and {where}"
     kinds = {one.kind for one in findings}
     if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
-        return f"{told}; try {exchange}." if exchange else f"{told}."
+        return f"{told}; try {_REMEDIES[exchange]}." if exchange else f"{told}."
     return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
 
 
@@ -260,5 +264,5 @@ def to_be_sure_of(exchange: str) -> str:
         return ""
     return (
         f"To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
-        f"{exchange}: if only the first explodes, the attention had a part in it."
+        f"{_REMEDIES[exchange]}: if only the first explodes, the attention had a part in it."
     )
