@@ -40,8 +40,8 @@ FIXED, MATH = "flash_fixed", "PyTorch's math backend"
 """Attentions whose δ is not of a rounded O."""
 _EXCHANGES = {
     FIXED: (
-        "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. To keep your kernel, "
-        "train in `with flashpoint.stabilize(model):`, which puts FP16 inside. docs/own_run.md tells of both."
+        "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. To keep your "
+        "kernel, train in `with flashpoint.stabilize(model):`, which puts FP16 inside. docs/own_run.md tells of both."
     ),
     MATH: (
         "Train in `with flashpoint.stabilize(model):`, which puts FP16 inside your kernel: the rounding of O is an "
