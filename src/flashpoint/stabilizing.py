@@ -32,7 +32,7 @@ class Stabilized:
     """What :func:`stabilize` did so far."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._beyond = {device: torch.zeros((), dtype=torch.int64, device=device) for device in devices}
+        self._beyond = {device: torch.zeros(3, dtype=torch.int64, device=device) for device in devices}
         for count in self._beyond.values():
             torch._dynamo.mark_static_address(count)  # a CUDA graph may then add to it
 
@@ -42,13 +42,15 @@ class Stabilized:
 
         A call that activation checkpointing repeats counts twice.
         """
-        return sum(int(count) for count in self._beyond.values())
+        return sum(int(count.sum()) for count in self._beyond.values())
 
     def count(self, *tensors: Tensor) -> None:
+        """Count q, k and v."""
         beyond = self._beyond.get(tensors[0].device)
         if beyond is not None:
-            for x in tensors:
-                beyond += torch.linalg.vector_norm(x.detach(), torch.inf) > FP16_MAX
+            with torch.no_grad():
+                largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
+                beyond += torch.stack(largest) > FP16_MAX
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
@@ -76,15 +77,15 @@ def in_fp16(
     k = k.view_as(k) if k is q else k  # no compiler traces a function that gets one tensor twice
     v = v.view_as(v) if v is q or v is k else v
     learned = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
-    scale = q.new_ones((), dtype=torch.float32)
-    *inner, scale = _Enter.apply(scale, q, k, v, *(bias for bias, asks in zip(biases, learned, strict=True) if asks))
+    *inner, factor = _Enter.apply(q, k, v, *(bias for bias, asks in zip(biases, learned, strict=True) if asks))
     rest = iter(inner[3:])
     inner_biases = [next(rest) if asks else _half(bias) for bias, asks in zip(biases, learned, strict=True)]
-    with torch.autocast(q.device.type, enabled=False):  # under which PyTorch's attention casts FP16 to BF16
+    casts = not q.is_meta and torch.is_autocast_enabled(q.device.type)  # PyTorch's attention would then take BF16
+    with torch.autocast(q.device.type, enabled=False) if casts else contextlib.nullcontext():
         inside = attention(*inner[:3], *inner_biases)
     whole = list(inside) if isinstance(inside, (tuple, list)) else [inside]  # PyTorch 2.6 traces no tuple | list
     at = [0, *(i for i, one in enumerate(whole) if i and isinstance(one, Tensor) and one.requires_grad)]
-    for i, one in zip(at, _Leave.apply(scale, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
+    for i, one in zip(at, _Leave.apply(factor, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
         whole[i] = one
     return tuple(whole) if isinstance(inside, (tuple, list)) else whole[0]
 
@@ -99,38 +100,35 @@ def _wide(x: Tensor) -> Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """Casts to FP16. The gradient of ``scale`` is the factor that :class:`_Leave` chose."""
+    """Casts to FP16. The last output has no value. Its gradient is the factor that :class:`_Leave` chose.
+
+    The context comes with ``forward``: ``setup_context`` would have PyTorch read signatures in each call.
+    """
 
     @staticmethod
-    def forward(scale: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        return (*map(_half, given), scale.clone())
+    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.dtypes = tuple(x.dtype for x in given)
+        return (*map(_half, given), given[0].new_empty((), dtype=torch.float32))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.dtypes = tuple(x.dtype for x in inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         *inner, factor = grads
-        outer = (
+        return tuple(
             # By a power of two it does not matter which comes first, and BF16 is half to read and write.
             grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
             for grad, dtype in zip(inner, ctx.dtypes, strict=True)
         )
-        return None, *outer
 
 
 class _Leave(torch.autograd.Function):
     """Casts O back; in the backward pass scales dO, casts it to FP16, and scales the gradients of what is beside O."""
 
     @staticmethod
-    def forward(scale: Tensor, dtype: torch.dtype, tokens: int, out: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+    def forward(
+        ctx: Any, factor: Tensor, dtype: torch.dtype, tokens: int, out: Tensor, *others: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.dtype, ctx.tokens = out.dtype, tokens
         return (out.to(dtype), *(one.clone() for one in others))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        _scale, _dtype, ctx.tokens, out, *_others = inputs
-        ctx.dtype = out.dtype
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -146,7 +144,11 @@ def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
         tokens: the dimension that counts T.
     """
     largest = torch.linalg.vector_norm(grad_out.detach(), torch.inf).float() * grad_out.shape[tokens]
-    exponent = (largest.view(torch.int32) >> 23) - 127  # 2^exponent ≤ largest < 2^(exponent + 1)
-    wanted = (14 - exponent).clamp(-126, 126)
-    factor = ((wanted + 127) << 23).view(torch.float32)
-    return torch.where((largest > 0) & largest.isfinite(), factor, torch.ones_like(factor))
+    largest = largest.nan_to_num(_FOR_ONE, _FOR_ONE)
+    largest = largest.masked_fill(largest == 0, _FOR_ONE)
+    exponent = largest.view(torch.int32) >> 23  # 2^(exponent - 127) ≤ largest < 2^(exponent - 126)
+    return ((2 * 127 + 14 - exponent).clamp(max=127 + 126) << 23).view(torch.float32)
+
+
+_FOR_ONE = 2.0**14
+"""A sum whose power of two is 1."""
