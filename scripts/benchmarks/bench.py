@@ -1,11 +1,11 @@
 """Speed on this machine, side by side with others: kernels, whole optimiser steps, and the seconds before the first.
 
-    python scripts/benchmarks/bench.py kernels    # TFLOP/s of all variants, PyTorch's backends, flash-attn if installed
+    python scripts/benchmarks/bench.py kernels    # TFLOP/s, memory of variants, PyTorch's, flash-attn-4 where installed
     python scripts/benchmarks/bench.py training   # tokens/s of flashpoint's step and of a loop as nanoGPT has it
+    python scripts/benchmarks/bench.py users      # a step of Transformers' GPT-2 with what users put into it; host time
     python scripts/benchmarks/bench.py compile    # seconds to the first step, with empty and with warm caches
-    python scripts/benchmarks/bench.py users      # a step of Transformers' GPT-2 with what users put into it
-    python scripts/benchmarks/bench.py all --out FOLDER
-    python scripts/benchmarks/bench.py training --device cpu    # a tiny model, to see that it runs
+    python scripts/benchmarks/bench.py all --out FOLDER    # each in a process of its own
+    python scripts/benchmarks/bench.py all --device cpu    # tiny models, to see that it runs
 
 What is compared takes turns, so that a drift of the clock falls on all alike. --attention takes variants, or
 NAME,KEY=VALUE with settings: flash_fixed,attn.out_residual_bits=3, or of a training flash_bf16,train.cuda_graph=false.
@@ -16,6 +16,7 @@ kernels it takes BxHxTxd.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,11 +24,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import compilation, kernels, training, users
+from benchmarks import compilation, kernels, other_work, training, users
 from benchmarks.shapes import ATTENTION_SHAPES, AttentionShape, attention_shape, training_shape
 from flashpoint.errors import UserError, exit_in_one_line
 
-COMMANDS = ("kernels", "training", "compile", "users")
+COMMANDS = ("kernels", "training", "users", "compile")
+"""The last one loads the host most: a table tells of the load before it."""
 KERNEL_SECONDS, LOOP_SECONDS = 0.3, 5.0
 
 
@@ -51,12 +53,18 @@ def run(arguments: argparse.Namespace) -> None:
     Raises:
         UserError: this machine, or an argument, does not allow it.
     """
+    other_work.at_start()
     commands = COMMANDS if arguments.command == "all" else (arguments.command,)
-    device = _device(arguments.device, commands)
+    device = _device(arguments.device)
     of_kernels, of_training = _shapes(arguments.shape, commands)
+    if arguments.command == "all":
+        _run_each(arguments, of_kernels, of_training)
+        return
     if "kernels" in commands:
         seconds = arguments.seconds or KERNEL_SECONDS
-        kernels.measure(of_kernels or ATTENTION_SHAPES, arguments.attention, seconds, arguments.out)
+        kernels.measure(
+            device, of_kernels or ATTENTION_SHAPES[device.type], arguments.attention, seconds, arguments.out
+        )
     if "training" in commands:
         shapes = [training_shape(word) for word in of_training or training.SHAPES[device.type]]
         attentions = arguments.attention or training.ATTENTIONS
@@ -69,9 +77,31 @@ def run(arguments: argparse.Namespace) -> None:
         users.measure(device, arguments.seconds or LOOP_SECONDS, arguments.out)
 
 
-def _device(name: str, commands: tuple[str, ...]) -> torch.device:
-    if name == "cpu" and "kernels" in commands:
-        raise UserError("kernels need a CUDA device; with --device cpu choose training or compile")
+def _run_each(arguments: argparse.Namespace, of_kernels: list[AttentionShape], of_training: list[str]) -> None:
+    """Run each command in a process of its own, so that one which fails does not end the others.
+
+    Raises:
+        UserError: some have failed.
+    """
+    failed = []
+    for command in COMMANDS:
+        words = ["x".join(map(str, shape)) for shape in of_kernels] if command == "kernels" else of_training
+        given = {
+            "--shape": [] if command == "users" else words,
+            "--attention": arguments.attention,
+            "--seconds": [] if arguments.seconds is None else [arguments.seconds],
+            "--out": [] if arguments.out is None else [arguments.out],
+            "--device": [arguments.device],
+        }
+        options = [str(word) for name, values in given.items() if values for word in (name, *values)]
+        options += ["--profile"] if arguments.profile else []
+        if subprocess.run([sys.executable, __file__, command, *options], check=False).returncode:
+            failed.append(command)
+    if failed:
+        raise UserError(f"failed: {', '.join(failed)}; what was said stands above, and the other tables are whole")
+
+
+def _device(name: str) -> torch.device:
     if name == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is visible; the benchmark needs one, or --device cpu for a look at it")
     return torch.device(name)

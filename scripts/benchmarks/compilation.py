@@ -56,14 +56,19 @@ def measure(device: torch.device, shapes: Sequence[TrainingShape], attentions: S
             overrides = [*shape.overrides, *overrides_of(attention)]
             if device.type == "cpu":
                 overrides.append("train.compile=true")  # which is a GPU's default
-            report.add(phases_table(shape.name, attention, _cold_and_warm(device, overrides)))
+            try:
+                found, failure = _cold_and_warm(device, overrides), ""
+            except UserError as error:
+                found, failure = {}, f"Not measured at {shape.name}: {attention} ({error})."
+            report.add(phases_table(shape.name, attention, found, failure))
 
 
-def phases_table(shape: str, attention: str, found: Mapping[str, Mapping[str, float]]) -> Table:
+def phases_table(shape: str, attention: str, found: Mapping[str, Mapping[str, float]], failure: str) -> Table:
     """Return the table of one attention at one shape.
 
     Args:
         found: seconds by phase, by the state of the caches.
+        failure: a line where it was not measured.
     """
 
     def shown(seconds: float) -> Cell:
@@ -74,7 +79,7 @@ def phases_table(shape: str, attention: str, found: Mapping[str, Mapping[str, fl
     for caches, of in found.items():
         seconds = [of[phase] for phase in PHASES]
         rows.append([shape, name, caches, *map(shown, (*seconds, sum(seconds), of[BESIDE]))])
-    return Table(["shape", "attention", "caches", *PHASES, "sum", BESIDE], rows)
+    return Table(["shape", "attention", "caches", *PHASES, "sum", BESIDE], rows, failure)
 
 
 def _cold_and_warm(device: torch.device, overrides: Sequence[str]) -> dict[str, dict[str, float]]:
@@ -91,6 +96,6 @@ def _first_step(device: torch.device, overrides: Sequence[str], caches: Mapping[
         command, env={**os.environ, **caches, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=False
     )
     if result.returncode:
-        raise UserError(f"compile: status {result.returncode} of the training; what it said stands above")
+        raise UserError(f"status {result.returncode} of the training; what it said stands above")
     phases: dict[str, float] = json.loads(result.stdout.splitlines()[-1])
     return phases

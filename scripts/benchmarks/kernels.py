@@ -1,6 +1,7 @@
-"""TFLOP/s of every attention on a GPU: this package's variants, PyTorch's backends, and flash-attn where installed.
+"""TFLOP/s and memory of every attention: this package's variants, PyTorch's, and packages where installed.
 
-Causal attention in BF16. A pass is timed by replays of a CUDA graph, so that the host adds nothing. FLOPs are counted
+Causal attention in BF16. A pass is timed by replays of a CUDA graph, so that the host adds nothing. A CPU computes it
+with the PyTorch attention, to see that it runs. FLOPs are counted
 as FlashAttention counts them: with B sequences, H heads, T tokens and d features a head, 4·B·H·T²·d / 2 forward, and
 2.5 times as many backward.
 """
@@ -8,7 +9,6 @@ as FlashAttention counts them: with B sequences, H heads, T tokens and d feature
 from __future__ import annotations
 
 import contextlib
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from triton.errors import TritonError
 
-from benchmarks.rounds import ROUNDS, Times, interleaved, quartiles
+from benchmarks.peers import BACKENDS, Attention, backend, installed
+from benchmarks.rounds import ROUNDS, Timed, Times, block, interleaved, quartiles
 from benchmarks.shapes import AttentionShape, composed, overrides_of
 from benchmarks.shown import Report, heading
 from flashpoint.cli.table import Cell, Table
@@ -34,13 +32,6 @@ from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.named import variant_names
 from flashpoint.numerics.variant import AttentionVariant
 
-BACKENDS = {
-    "sdpa_flash": SDPBackend.FLASH_ATTENTION,
-    "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION,
-    "sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "naive_bf16": SDPBackend.MATH,
-}
-FLASH_ATTN = "flash_attn"
 CONTROL = "flash_fp32"
 """The variant that the others' additional time is told against."""
 AGAIN = f"{CONTROL} again"
@@ -53,10 +44,6 @@ _CALLS = 10
 _GRAPH_SECONDS = 5e-3
 _PROCESSES = 16
 """That compile at a time at most: each takes a context of the GPU."""
-_UNAVAILABLE = (RuntimeError, TritonError)
-"""What a backend raises that does not take a shape, and a kernel that does not fit the chip."""
-
-Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -65,11 +52,13 @@ class Measured:
 
     times: dict[str, Times]
     """By pass."""
-    peak: float
-    """MiB of memory beyond Q, K and V."""
+    peak: float | None
+    """MiB of a GPU's memory beyond Q, K and V."""
 
 
-def measure(shapes: Sequence[AttentionShape], attentions: Sequence[str], seconds: float, out: Path | None) -> None:
+def measure(
+    device: torch.device, shapes: Sequence[AttentionShape], attentions: Sequence[str], seconds: float, out: Path | None
+) -> None:
     """Print and write the table.
 
     Args:
@@ -82,8 +71,9 @@ def measure(shapes: Sequence[AttentionShape], attentions: Sequence[str], seconds
         UserError: one of the attentions is no variant.
     """
     variants = chosen(attentions)
-    device = torch.device("cuda", torch.cuda.current_device())
-    compile_side_by_side(variants, shapes)
+    if device.type == "cuda":
+        compile_side_by_side(variants, shapes)
+    attentions_of, missing = candidates(variants, device)
     what = (
         f"causal attention in BF16 in {ROUNDS} rounds, medians (quartiles); shapes are batch × heads × context × "
         f"features; ratios are to PyTorch's fastest backend, percentages are time beyond {CONTROL}; those of "
@@ -91,8 +81,12 @@ def measure(shapes: Sequence[AttentionShape], attentions: Sequence[str], seconds
     )
     report = Report("kernels", heading(device, what), out)
     for shape in shapes:
-        measured, failures = _at(shape, candidates(variants), seconds)
-        report.add(kernels_table(shape, measured, failures))
+        try:
+            measured, failures = _at(shape, attentions_of, seconds, device)
+        except Exception as error:
+            measured, failures = {}, [f"Not measured at {_named(shape)}: {_short(error)}."]
+        report.add(kernels_table(shape, measured, [*missing, *failures]))
+        missing = []  # told once
 
 
 def chosen(attentions: Sequence[str]) -> list[AttentionVariant]:
@@ -109,14 +103,16 @@ def chosen(attentions: Sequence[str]) -> list[AttentionVariant]:
     return [variant for variant in variants.values() if variant.kernel == "flash"]
 
 
-def candidates(variants: Sequence[AttentionVariant]) -> dict[str, Attention]:
-    """Return every attention to time, by name."""
-    return {
-        **{name: _backend(kind) for name, kind in BACKENDS.items()},
-        **_flash_attn(),
-        **{variant.name: _ours(variant) for variant in variants},
-        AGAIN: _ours(next(variant for variant in variants if variant.name == CONTROL)),
+def candidates(variants: Sequence[AttentionVariant], device: torch.device) -> tuple[dict[str, Attention], list[str]]:
+    """Return every attention to time, by name, and a line for each that is not installed."""
+    of_packages, missing = installed()
+    found = {
+        **{name: backend(kind) for name, kind in BACKENDS.items()},
+        **of_packages,
+        **{variant.name: _ours(variant, device) for variant in variants},
+        AGAIN: _ours(next(variant for variant in variants if variant.name == CONTROL), device),
     }
+    return found, missing
 
 
 def compile_side_by_side(variants: Sequence[AttentionVariant], shapes: Sequence[AttentionShape]) -> None:
@@ -142,14 +138,14 @@ def kernels_table(shape: AttentionShape, measured: Mapping[str, Measured], failu
     control = measured.get(CONTROL)
     rows: list[list[object]] = []
     for name, result in measured.items():
-        row: list[object] = ["×".join(map(str, shape)), Cell(name, f"`{name}`")]
+        row: list[object] = [_named(shape), Cell(name, f"`{name}`")]
         for way, work in PASSES.items():
             times, best = result.times[way], _best(measured, way)
             row.append(quartiles(work * flops / times / 1e12, ".0f"))
             row.append(quartiles(best / times, ".2f") if best is not None else None)
             row.append(quartiles(times / control.times[way] - 1, "+.1%") if control else None)
         row.append(quartiles(_both(result) / _both(control) - 1, "+.1%") if control else None)
-        rows.append([*row, Cell(round(result.peak, 1), f"{result.peak:,.0f}")])
+        rows.append([*row, None if result.peak is None else Cell(round(result.peak, 1), f"{result.peak:,.0f}")])
     of_passes = [f"{way}, {what}" for way in PASSES for what in ("TFLOP/s", "ratio", "beyond")]
     return Table(["shape", "attention", *of_passes, "both, beyond", "MiB"], rows, " ".join(failures))
 
@@ -165,25 +161,28 @@ def _both(result: Measured) -> Times:
 
 
 def _at(
-    shape: AttentionShape, attentions: Mapping[str, Attention], seconds: float
+    shape: AttentionShape, attentions: Mapping[str, Attention], seconds: float, device: torch.device
 ) -> tuple[dict[str, Measured], list[str]]:
     """Return what was measured at a shape, and a line for each attention that is not available."""
     failures: list[str] = []
-    peaks: dict[str, float] = {}
-    graphs: dict[str, dict[str, _CallGraph]] = {}
-    with torch.cuda.stream(torch.cuda.Stream()):  # a graph holds only work of its own stream
-        inputs = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+    peaks: dict[str, float | None] = {}
+    passes: dict[str, dict[str, Timed]] = {}
+    on_gpu = device.type == "cuda"
+    # A graph holds only work of its own stream.
+    with torch.cuda.stream(torch.cuda.Stream()) if on_gpu else contextlib.nullcontext():
+        inputs = [torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(3)]
         for name, run in attentions.items():
             try:
-                peaks[name], graphs[name] = _graphed(run, inputs)
-            except _UNAVAILABLE as error:
-                failures.append(f"Not available at {'×'.join(map(str, shape))}: {name} ({_short(error)}).")
+                peaks[name], passes[name] = _passes(run, inputs)
+            except Exception as error:  # of a shape, a chip or another library
+                failures.append(f"Not available at {_named(shape)}: {name} ({_short(error)}).")
                 notify(failures[-1])
-        timed = {(name, way): graph for name, both in graphs.items() for way, graph in both.items()}
-        times = interleaved({f"{way} {name}": graph.seconds for (name, way), graph in timed.items()}, seconds)
-    measured = {name: Measured({way: times[f"{way} {name}"] for way in PASSES}, peaks[name]) for name in graphs}
-    del graphs, timed
-    torch.cuda.empty_cache()
+        timed = {f"{way} {name}": seconds_of for name, both in passes.items() for way, seconds_of in both.items()}
+        times = interleaved(timed, seconds)
+    measured = {name: Measured({way: times[f"{way} {name}"] for way in PASSES}, peaks[name]) for name in passes}
+    del passes, timed
+    if on_gpu:
+        torch.cuda.empty_cache()
     return measured, failures
 
 
@@ -226,50 +225,40 @@ def _elapsed(work: Callable[[], object]) -> float:
     return float(start.elapsed_time(end)) / 1000
 
 
-def _graphed(run: Attention, inputs: Sequence[Tensor]) -> tuple[float, dict[str, _CallGraph]]:
-    """Return the peak memory of both passes beyond the inputs, MiB, and their graphs."""
+def _passes(run: Attention, inputs: Sequence[Tensor]) -> tuple[float | None, dict[str, Timed]]:
+    """Return the peak memory of both passes beyond the inputs, MiB, and what times each."""
     q, k, v = (x.detach().requires_grad_() for x in inputs)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
+    first = run(q, k, v)  # which compiles, and makes masks
+    torch.autograd.grad(first, (q, k, v), torch.zeros_like(first))
+    del first
+    on_gpu = q.device.type == "cuda"
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
     out = run(q, k, v)
     grad_out = torch.randn_like(out)
+
+    def forward() -> object:
+        return run(q, k, v)
 
     def backward() -> object:
         return torch.autograd.grad(out, (q, k, v), grad_out, retain_graph=True)
 
     backward()
+    if not on_gpu:
+        return None, {"forward": _launched(forward, q.device), "backward": _launched(backward, q.device)}
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     pool = torch.cuda.graph_pool_handle()  # of both passes, of which nobody reads the results
-    return peak, {"forward": _CallGraph(lambda: run(q, k, v), pool), "backward": _CallGraph(backward, pool)}
+    return peak, {"forward": _CallGraph(forward, pool).seconds, "backward": _CallGraph(backward, pool).seconds}
 
 
-def _backend(kind: SDPBackend) -> Attention:
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        with sdpa_kernel(kind):
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-    return run
+def _launched(call: Callable[[], object], device: torch.device) -> Timed:
+    return lambda calls: block(call, calls, device)
 
 
-def _ours(variant: AttentionVariant) -> Attention:
-    seed_and_step = torch.zeros(2, dtype=torch.int64, device="cuda")
+def _ours(variant: AttentionVariant, device: torch.device) -> Attention:
+    seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
     return lambda q, k, v: attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
-
-
-def _flash_attn() -> dict[str, Attention]:
-    """Return flash-attn where it is installed."""
-    try:
-        attend = importlib.import_module("flash_attn").flash_attn_func
-    except ImportError:
-        return {}
-
-    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        out: Tensor = attend(*(x.transpose(1, 2) for x in (q, k, v)), causal=True).transpose(
-            1, 2
-        )  # it has [B, T, H, d]
-        return out
-
-    return {FLASH_ATTN: run}
 
 
 def _compile(work: tuple[AttentionVariant, AttentionShape]) -> None:
@@ -278,11 +267,15 @@ def _compile(work: tuple[AttentionVariant, AttentionShape]) -> None:
     What fails here fails again where it is measured, and is told there.
     """
     variant, shape = work
-    with contextlib.suppress(*_UNAVAILABLE):
+    with contextlib.suppress(Exception):
         q, k, v = (torch.zeros(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
-        out = _ours(variant)(q, k, v)
+        out = _ours(variant, torch.device("cuda"))(q, k, v)
         out.backward(torch.zeros_like(out))
         torch.cuda.synchronize()
+
+
+def _named(shape: AttentionShape) -> str:
+    return "×".join(map(str, shape))
 
 
 def _short(error: Exception) -> str:

@@ -15,7 +15,10 @@ from flashpoint_kernels.codes import HEAD_SIZES
 
 AttentionShape = tuple[int, int, int, int]
 """B sequences, H heads, T tokens, d features of a head."""
-ATTENTION_SHAPES: list[AttentionShape] = [(32, 12, 1024, 64), (64, 4, 512, 64), (8, 16, 4096, 64), (8, 16, 4096, 128)]
+ATTENTION_SHAPES: dict[str, list[AttentionShape]] = {
+    "cuda": [(32, 12, 1024, 64), (64, 4, 512, 64), (8, 16, 4096, 64), (8, 16, 4096, 128)],
+    "cpu": [(1, 2, 64, 16)],
+}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks import other_work
 from flashpoint.cli.table import Table, show
 from flashpoint.hardware import hardware_name
 
@@ -24,6 +25,8 @@ def heading(device: torch.device, what: str) -> str:
 class Report:
     """One table that grows. What is added is printed at once, and written with all that was added before.
 
+    Its first line tells what other work there was, too.
+
     Args:
         name: of the files, without what comes after the dot: NAME.txt for people and NAME.csv for programs.
         folder: where they are written; None writes none.
@@ -32,15 +35,17 @@ class Report:
     def __init__(self, name: str, heading: str, folder: Path | None) -> None:
         self._name, self._heading, self._folder = name, heading, folder
         self._whole: Table | None = None
+        self._start = other_work.at_start()
 
     def add(self, table: Table) -> None:
         """Print a table, and write it below the rows that are there; its columns are theirs."""
-        print(_text(table, "markdown", self._heading), flush=True)
+        heading = f"{self._heading}; {other_work.told(self._start, other_work.load())}"
+        print(_text(table, "markdown", heading), flush=True)
         self._whole = table if self._whole is None else _joined(self._whole, table)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             for ending, form in (("txt", "markdown"), ("csv", "csv")):
-                text = _text(self._whole, form, self._heading)
+                text = _text(self._whole, form, heading)
                 (self._folder / f"{self._name}.{ending}").write_text(text)
 
 

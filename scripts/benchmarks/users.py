@@ -11,25 +11,30 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch import Tensor, nn
+from torch.nn.attention import sdpa_kernel
 
 import flashpoint
 from benchmarks.loops import LEARNING_RATE, Step
-from benchmarks.rounds import ROUNDS, Times, block, interleaved, quartiles
+from benchmarks.peers import BACKENDS, Attention, installed
+from benchmarks.rounds import ROUNDS, Times, block, quartiles
 from benchmarks.shown import Report, heading
-from benchmarks.workers import Worker, those_ready
+from benchmarks.workers import Measured, taking_turns
 from flashpoint.cli.table import Cell, Table
+from flashpoint.errors import UserError, one_line
 
 MODES = ("compiled", "eager")
-LOOPS = ("sdpa", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed")
-"""``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside."""
-HOST = ("sdpa", "stabilize", "flash_fixed")
+LOOPS = ("sdpa", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed", "flex", "fa4")
+"""``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside. The last two
+are Transformers' own calls of FlexAttention and FlashAttention-4."""
+ON_A_CPU = ("sdpa", "stabilize", "flash_fixed")
+HOST = ("sdpa", "sdpa:flash", "sdpa:cudnn", "stabilize", "flash_fixed")
 PLAIN = "sdpa"
-_BOTH = "forward and backward"
+_FORWARD, _BOTH = "forward", "forward and backward"
 _SMALL = (1, 4, 256, 64)
 _CALLS = {"cuda": 50, "cpu": 1}
-_BACKENDS = {"cudnn": SDPBackend.CUDNN_ATTENTION}
+_BACKENDS = {"cudnn": BACKENDS["sdpa_cudnn"], "flash": BACKENDS["sdpa_flash"]}
+_OF_TRANSFORMERS = {"flex": "flex_attention", "fa4": "flash_attention_4"}
 _SEQUENCES = 8
 _TOKENS = {"cuda": 1024, "cpu": 64}
 _TINY: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 512}
@@ -48,15 +53,14 @@ def measure(device: torch.device, seconds: float, out: Path | None) -> None:
         "random tokens; medians (quartiles), ratios of the same rounds"
     )
     report = Report("users", heading(device, what), out)
-    loops = LOOPS if device.type == "cuda" else tuple(name for name in LOOPS if ":" not in name)
+    loops = LOOPS if device.type == "cuda" else ON_A_CPU
     for mode in MODES if device.type == "cuda" else MODES[1:]:
-        failures: list[str] = []
-        with contextlib.ExitStack() as held:
-            started = [held.enter_context(Worker(name, partial(_loop, name, mode, device), device)) for name in loops]
-            ready = those_ready(started, failures)  # they compile side by side
-            times = interleaved({worker.name: worker.seconds for worker in ready}, seconds)
-            reserved = {worker.name: state.reserved for worker, state in ready.items()}
-        report.add(_table(mode, times, reserved, failures))
+        builders = {name: partial(_loop, name, mode, device) for name in loops}
+        try:
+            measured, _, failures = taking_turns(PLAIN, builders.pop(PLAIN), builders, device, seconds)
+        except UserError as error:  # of the plain loop, or of one whose process ended in its turn
+            measured, failures = {}, [f"Not measured, {mode}: {error}."]
+        report.add(_table(mode, {name: measured[name] for name in loops if name in measured}, failures))
     _host_times(device, out)
 
 
@@ -66,49 +70,67 @@ def _host_times(device: torch.device, out: Path | None) -> None:
     report = Report("users-host", heading(device, what), out)
     calls = _CALLS[device.type]
     found: dict[str, dict[str, Times]] = {}
-    for name in HOST:
-        with _contexts(nn.Linear(1, 1, device=device), name == "stabilize", ""):
-            passes = _passes(name, device)
-            found[name] = {
-                which: np.array([1e6 * block(one, calls, device) / calls for _ in range(ROUNDS + 1)][1:])
-                for which, one in passes.items()
-            }
+    attentions, failures = _called_eagerly(device)
+    for name, attend in attentions.items():
+        front, _, backend = name.partition(":")
+        try:
+            with _contexts(nn.Linear(1, 1, device=device), front == "stabilize", backend):
+                found[name] = {
+                    which: np.array([1e6 * block(one, calls, device) / calls for _ in range(ROUNDS + 1)][1:])
+                    for which, one in _passes(attend, device).items()
+                }
+        except Exception as error:  # of another library
+            failures.append(f"Not measured: {name} ({type(error).__name__}: {one_line(error)}).")
+    report.add(_host_table(found, failures))
+
+
+def _host_table(found: Mapping[str, Mapping[str, Times]], failures: list[str]) -> Table:
     rows = [
         [
             Cell(name, f"`{name}`"),
             *(quartiles(times, ".0f") for times in of.values()),
-            quartiles(of[_BOTH] / found[PLAIN][_BOTH], ".2f"),
+            quartiles(of[_BOTH] / found[PLAIN][_BOTH], ".2f") if PLAIN in found else None,
         ]
         for name, of in found.items()
     ]
-    report.add(Table(["attention", *found[PLAIN], f"over {PLAIN}"], rows))
+    return Table(["attention", _FORWARD, _BOTH, f"over {PLAIN}"], rows, " ".join(failures))
 
 
-def _passes(name: str, device: torch.device) -> dict[str, Callable[[], object]]:
+def _called_eagerly(device: torch.device) -> tuple[dict[str, Attention], list[str]]:
+    """Return the attentions to call, by name, and a line for each that is not installed."""
+
+    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    def drop_in(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return flashpoint.attention(q, k, v, is_causal=True, variant="flash_fixed")
+
+    on_gpu = device.type == "cuda"
+    ours = {name: drop_in if name == "flash_fixed" else plain for name in (HOST if on_gpu else ON_A_CPU)}
+    others, missing = installed() if on_gpu else ({}, [])
+    return ours | others, missing
+
+
+def _passes(attend: Attention, device: torch.device) -> dict[str, Callable[[], object]]:
     q, k, v, grad_out = (torch.randn(_SMALL, device=device).bfloat16() for _ in range(4))
     given = [x.requires_grad_() for x in (q, k, v)]
 
-    def forward() -> torch.Tensor:
-        if name == "flash_fixed":
-            return flashpoint.attention(q, k, v, is_causal=True, variant=name)
-        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
     def both() -> None:
-        torch.autograd.grad(forward(), given, grad_out)
+        torch.autograd.grad(attend(q, k, v), given, grad_out)
 
-    return {"forward": forward, _BOTH: both}
+    return {_FORWARD: lambda: attend(q, k, v), _BOTH: both}
 
 
-def _table(mode: str, times: Mapping[str, Times], reserved: Mapping[str, int], failures: list[str]) -> Table:
+def _table(mode: str, measured: Mapping[str, Measured], failures: list[str]) -> Table:
     rows = [
         [
             mode,
             Cell(name, f"`{name}`"),
-            quartiles(1000 * of, ".2f"),
-            quartiles(of / times[PLAIN], ".3f") if PLAIN in times else None,
-            Cell(reserved[name] / 2**30, f"{reserved[name] / 2**30:.1f}") if reserved[name] else None,
+            quartiles(1000 * of.times, ".2f"),
+            quartiles(of.times / of.plain, ".3f"),
+            Cell(of.ready.reserved / 2**30, f"{of.ready.reserved / 2**30:.1f}") if of.ready.reserved else None,
         ]
-        for name, of in times.items()
+        for name, of in measured.items()
     ]
     return Table(["mode", "attention", "ms a step", f"over {PLAIN}", "memory, GiB"], rows, " ".join(failures))
 
@@ -122,7 +144,7 @@ def _loop(name: str, mode: str, device: torch.device) -> tuple[nn.Module, Step]:
     tiny = {} if device.type == "cuda" else _TINY
     config = GPT2Config(attn_pdrop=0.0, embd_pdrop=0.0, resid_pdrop=0.0, use_cache=False, **tiny)
     torch.manual_seed(0)
-    attention = implementation(front) if front == "flash_fixed" else "sdpa"
+    attention = implementation(front) if front == "flash_fixed" else _OF_TRANSFORMERS.get(front, "sdpa")
     model = GPT2LMHeadModel._from_config(config, attn_implementation=attention).to(device)
     loss_of: nn.Module = torch.compile(model) if mode == "compiled" else model  # type: ignore[assignment]
     optimizer = torch.optim.AdamW(model.parameters(), LEARNING_RATE, fused=True)

@@ -6,8 +6,9 @@ for its turn does nothing.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from types import TracebackType
@@ -18,7 +19,7 @@ from torch import nn
 
 from benchmarks.kernel_groups import profiled
 from benchmarks.loops import Step
-from benchmarks.rounds import block, synchronize
+from benchmarks.rounds import Times, block, interleaved, synchronize
 from flashpoint.errors import UserError, notify, one_line
 
 _CONTEXT = multiprocessing.get_context("forkserver")
@@ -28,6 +29,10 @@ _CONTEXT.set_forkserver_preload(["torch._inductor.config", "flashpoint.lab.model
 WARM_UP_STEPS = 6
 """More than the trainer does before it records its step."""
 _PROFILE = "profile"
+_CONTEXT_BYTES = 600 * 2**20
+"""What a process takes of a GPU's memory before it has a tensor."""
+_MORE_THAN_PLAIN = 1.25
+"""Memory of a loop at most, over the plain one's: the graph of a step, copies of the weights."""
 
 Builder = Callable[[], tuple[nn.Module, Step]]
 
@@ -39,6 +44,15 @@ class Ready:
     parameters: int
     reserved: int
     """The most bytes of the device's memory that PyTorch reserved; 0 on a CPU."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Times of one loop, and of the plain loop in the same rounds."""
+
+    times: Times
+    plain: Times
+    ready: Ready
 
 
 class Worker:
@@ -96,7 +110,59 @@ class Worker:
             self._process.join()
 
 
-def those_ready(workers: Sequence[Worker], failures: list[str]) -> dict[Worker, Ready]:
+def taking_turns(
+    plain_name: str,
+    plain_build: Builder,
+    builders: Mapping[str, Builder],
+    device: torch.device,
+    seconds: float,
+    profiles: bool = False,
+) -> tuple[dict[str, Measured], dict[str, dict[str, float]], list[str]]:
+    """Return what was measured of each loop, the plain one last, its profile, and a line for each loop that failed.
+
+    As many loops as the memory holds are there at a time, and the plain one is always among them.
+
+    Args:
+        builders: of the loops beside the plain one, by name.
+        seconds: of each loop.
+        profiles: whether a step of each is profiled, too.
+
+    Raises:
+        UserError: the plain loop cannot run, or a process ended in its turn.
+    """
+    measured: dict[str, Measured] = {}
+    profiles_of: dict[str, dict[str, float]] = {}
+    failures: list[str] = []
+    with Worker(plain_name, plain_build, device) as plain:
+        plain_ready = plain.ready()
+        at_a_time = _places(device, plain_ready, len(builders))
+        names = list(builders)
+        for first in range(0, len(names), at_a_time):
+            with contextlib.ExitStack() as held:
+                some = names[first : first + at_a_time]
+                started = [held.enter_context(Worker(name, builders[name], device)) for name in some]
+                ready = _those_ready(started, failures)  # they compile side by side
+                loops = {plain_name: plain, **{worker.name: worker for worker in ready}}
+                times = interleaved({name: worker.seconds for name, worker in loops.items()}, seconds)
+                for worker, state in ready.items():
+                    measured[worker.name] = Measured(times[worker.name], times[plain_name], state)
+                    if profiles:
+                        profiles_of[worker.name] = worker.profile()
+        measured[plain_name] = Measured(times[plain_name], times[plain_name], plain_ready)
+        if profiles:
+            profiles_of[plain_name] = plain.profile()  # last: a profiler may slow what follows
+    return measured, profiles_of, failures
+
+
+def _places(device: torch.device, plain: Ready, wanted: int) -> int:
+    """Return how many loops to hold beside the plain one."""
+    if device.type != "cuda":
+        return wanted
+    free = torch.cuda.mem_get_info()[0] - plain.reserved  # which it gave back, and takes again for its turn
+    return max(1, min(wanted, int(free / (plain.reserved * _MORE_THAN_PLAIN + _CONTEXT_BYTES))))
+
+
+def _those_ready(workers: Sequence[Worker], failures: list[str]) -> dict[Worker, Ready]:
     """Return the workers whose loops run; of each other one a line goes to ``failures``."""
     found = {}
     for worker in workers:

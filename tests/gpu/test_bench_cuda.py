@@ -28,7 +28,7 @@ def test_kernels(tmp_path: Path) -> None:
                     "--attention", "flash_bf16")  # fmt: skip
     for shape in (word.replace("x", "×") for word in shapes):
         names = {row["attention"] for row in rows if row["shape"] == shape}
-        assert {"sdpa_flash", "sdpa_efficient", "naive_bf16", "flash_bf16", "flash_fp32", "flash_fp32 again"} <= names
+        assert {"sdpa_flash", "sdpa_efficient", "naive_bf16", "flex", "flash_bf16", "flash_fp32 again"} <= names
     assert all(float(row["forward, TFLOP/s median"]) > 0 < float(row["backward, TFLOP/s median"]) for row in rows)
 
 

@@ -1,6 +1,7 @@
 """``scripts/benchmarks/bench.py``: what it counts, what it compares, and that it runs; a CPU's times say nothing."""
 
 import csv
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from flashpoint.cli.table import Table
 from flashpoint.errors import UserError
 from flashpoint.lab.config import ModelConfig
 from flashpoint.lab.model import GPT
@@ -19,7 +21,8 @@ from tests.conftest import REPOSITORY, environment
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
 
-from benchmarks import kernels
+from benchmarks import bench as script
+from benchmarks import kernels, other_work
 from benchmarks.kernel_groups import group_of
 from benchmarks.nanogpt import NanoGPT
 from benchmarks.rounds import ROUNDS, interleaved
@@ -118,6 +121,51 @@ def test_flops_ratios_and_additional_time(tmp_path: Path) -> None:
     assert "+50.0% (+50.0% to +50.0%)" in (tmp_path / "kernels.txt").read_text()
 
 
+def test_a_table_begins_with_the_load_and_says_where_other_work_ran(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    smi = tmp_path / "nvidia-smi"
+    smi.write_text('#!/bin/sh\ncase "$1" in *pid) echo 11; echo 12;; *) echo 37;; esac\n')
+    smi.chmod(0o755)
+    for path, gpu, load, told in (
+        (tmp_path, "1", 0.4, "Other work ran: processes on the GPU, a GPU that was busy more than 10 %"),
+        (tmp_path, "", 0.4, None),
+        (tmp_path / "nothing", "1", 0.4, None),
+        (tmp_path / "nothing", "1", 2.0, "Other work ran: a load above 0.25 a core"),
+    ):
+        monkeypatch.setenv("PATH", str(path))
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
+        monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
+        other_work.at_start.cache_clear()
+        report = Report("table", "heading", tmp_path)
+        monkeypatch.setattr(os, "getloadavg", lambda: (3.2, 0.0, 0.0))
+        report.add(Table(["a"], [[1]]))
+        first = (tmp_path / "table.txt").read_text().splitlines()[0]
+        assert first.startswith(f"heading; load a core of the host {load / 4:.2f} at the start and 0.80 at the end")
+        assert ("other processes on the GPU at the start: 2; the GPU was busy 37 %" in first) is ("GPU" in (told or ""))
+        assert first.endswith(told) if told else "Other work" not in first
+    other_work.at_start.cache_clear()
+
+
+def test_a_command_that_fails_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[list[str]] = []
+
+    def run(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        calls.append(command[2:])
+        return subprocess.CompletedProcess(command, 2 * (command[2] == "training"))
+
+    monkeypatch.setattr(subprocess, "run", run)
+    words = ["bench.py", "all", "--device", "cpu", "--out", str(tmp_path), "--shape", "laptop:2", "1x2x64x16"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        script.main()
+    assert [call[0] for call in calls] == ["kernels", "training", "users", "compile"]
+    shapes = [call[call.index("--shape") + 1] for call in calls if "--shape" in call]
+    assert shapes == ["1x2x64x16", "laptop:2", "laptop:2"]
+    assert all(call[call.index("--out") + 1] == str(tmp_path) for call in calls)
+
+
 def test_the_plain_loop_has_the_same_model() -> None:
     shape = ModelConfig(n_layer=2, n_head=2, d_model=32, context=16, vocab_size=300)
     ours, plain = GPT(shape, AttentionVariant(name="sdpa", kernel="sdpa"), 0), NanoGPT(shape)
@@ -207,6 +255,25 @@ def test_training_on_a_cpu(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.exhaustive
+def test_one_command_measures_all_and_a_candidate_that_fails_is_a_line(tmp_path: Path) -> None:
+    arguments = ("--device", "cpu", "--shape", "1x2x64x16", "laptop:2", "--seconds", "0.01", "--out", tmp_path)
+    result = bench("all", *arguments, "--attention", "sdpa,model.n_layer=1", CXX="/bin/false")
+    assert result.returncode == 0, result.stderr
+    names = [row["attention"] for row in rows_of(tmp_path / "kernels.csv")]
+    assert names == ["sdpa_flash", "naive_bf16", "flash_fp32", "flash_fp32 again"]
+    told = (tmp_path / "kernels.txt").read_text().splitlines()[-1]
+    assert "Not measured: fa4 (pip install flash-attn-4)." in told
+    assert "Not available at 1×2×64×16: sdpa_cudnn (" in told
+    assert [row["loop"] for row in rows_of(tmp_path / "training.csv")] == ["sdpa,model.n_layer=1", "nanogpt"]
+    for name in ("users", "users-host"):
+        assert [row["attention"] for row in rows_of(tmp_path / f"{name}.csv")] == ["sdpa", "stabilize", "flash_fixed"]
+    assert "Not measured at laptop:2: sdpa,model.n_layer=1 (status 1" in (tmp_path / "compile.txt").read_text()
+    for file in tmp_path.glob("*.txt"):
+        assert "load a core of the host" in file.read_text().splitlines()[0]
+
+
+@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_compilation_on_a_cpu(tmp_path: Path) -> None:
     """PyTorch still records what the phases are taken from."""
     quick = {"TORCHINDUCTOR_DEBUG_COMPILE": "1", "TORCHINDUCTOR_VEC_ISA_OK": "0"}  # C++ as it stands: half of the time
@@ -229,7 +296,6 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
     ("arguments", "told"),
     [
         ("kernels", "no CUDA device is visible"),
-        ("all --device cpu", "kernels need a CUDA device"),
         (
             "training --device cpu --attention flash_nothing",
             "In 'train': Could not find 'attn/flash_nothing'; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",
