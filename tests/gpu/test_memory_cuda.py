@@ -1,16 +1,43 @@
-"""The memory that a training takes on a CUDA device beside its compiled step."""
+"""Memory on a CUDA device: of the drop-in beside PyTorch's attention, and of a training beside its compiled step."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+import flashpoint
 from flashpoint.lab.config import ModelConfig
 from flashpoint.lab.model import GPT
 from flashpoint.numerics.variant import AttentionVariant
 from tests.gpu.test_bench_cuda import measured
 
 pytestmark = pytest.mark.gpu
+
+
+def peak(attend: Callable[..., Tensor], shape: tuple[int, ...]) -> int:
+    """Bytes of a second forward and backward pass beyond its inputs; the first one compiles."""
+    q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3))
+    for _ in range(2):
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        out = attend(q, k, v, is_causal=True)
+        grads = torch.autograd.grad(out, (q, k, v), torch.randn_like(out))
+        taken = torch.cuda.max_memory_allocated() - before
+        del out, grads
+    return taken
+
+
+@pytest.mark.parametrize("shape", [(32, 12, 1024, 64), (64, 4, 512, 64), (8, 16, 4096, 64), (8, 16, 4096, 128)])
+def test_the_drop_in_takes_no_more_than_pytorchs_flash(shape: tuple[int, ...]) -> None:
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        of_pytorch = peak(F.scaled_dot_product_attention, shape)
+    for variant in ("flash_exact_rowsum", "flash_fixed"):
+        assert peak(partial(flashpoint.attention, variant=variant), shape) <= of_pytorch
 
 
 @pytest.mark.parametrize("autocast", [False, True])
