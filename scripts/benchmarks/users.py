@@ -24,9 +24,9 @@ from flashpoint.cli.table import Cell, Table
 from flashpoint.errors import UserError, one_line
 
 MODES = ("compiled", "eager")
-LOOPS = ("sdpa", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed", "flex", "fa4")
-"""``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside. The last two
-are Transformers' own calls of FlexAttention and FlashAttention-4."""
+LOOPS = ("sdpa", "sdpa:cudnn", "stabilize", "stabilize:cudnn", "flash_fixed", "fa4")
+"""``sdpa:BACKEND`` is PyTorch's attention by that backend alone, ``stabilize`` its calls with FP16 inside. ``fa4``
+is FlashAttention-4 as Transformers calls it, which has no FlexAttention for this model."""
 ON_A_CPU = ("sdpa", "stabilize", "flash_fixed")
 HOST = ("sdpa", "sdpa:flash", "sdpa:cudnn", "stabilize", "flash_fixed")
 PLAIN = "sdpa"
@@ -34,7 +34,7 @@ _FORWARD, _BOTH = "forward", "forward and backward"
 _SMALL = (1, 4, 256, 64)
 _CALLS = {"cuda": 50, "cpu": 1}
 _BACKENDS = {"cudnn": BACKENDS["sdpa_cudnn"], "flash": BACKENDS["sdpa_flash"]}
-_OF_TRANSFORMERS = {"flex": "flex_attention", "fa4": "flash_attention_4"}
+_OF_TRANSFORMERS = {"fa4": "flash_attention_4"}
 _SEQUENCES = 8
 _TOKENS = {"cuda": 1024, "cpu": 64}
 _TINY: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size": 512}
