@@ -8,6 +8,7 @@ import yaml
 
 from flashpoint.errors import UserError
 from flashpoint.numerics.named import resolved
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from tests.conftest import REPOSITORY
 
 VARIANTS = REPOSITORY / "configs/attn"
@@ -56,6 +57,20 @@ def test_a_stored_name_is_told_anew() -> None:
     assert resolved({**stored, "out": {"mode": "nearest"}}, VARIANTS).name == "flash_fp32"
 
 
+@pytest.mark.parametrize("experiment", sorted(VARIANTS.parent.glob("experiment/*.yaml")), ids=lambda path: path.stem)
+def test_the_formats_of_an_experiment_stand_beside_each_attention_and_in_the_title_of_ours(experiment: Path) -> None:
+    formats = yaml.safe_load(experiment.read_text()).get("attn", {})
+    for name in (file.stem for file in FILES):
+        parts = {point: {**filed(name).get(point, {}), **bits} for point, bits in formats.items()}
+        variant = resolved({**filed(name), **parts}, VARIANTS)
+        assert (variant.title == name) == (variant.kernel != "flash" or not _coarse(variant))
+
+
+def _coarse(variant: AttentionVariant) -> bool:
+    roundings = [getattr(variant, point) for point in ROUNDING_POINTS]
+    return any(rounding.mode != "none" and rounding.bits != 7 for rounding in roundings)
+
+
 def test_elsewhere_takes_the_formats_and_is_named() -> None:
     variant = resolved(
         {**filed("flash_exact_rowsum"), "out_unnormalized": {"mode": "nearest", "bits": 1}, "layers": [1],
@@ -68,6 +83,8 @@ def test_elsewhere_takes_the_formats_and_is_named() -> None:
         {"name": "flash_fp32", "out_unnormalized": {"bits": 1}, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS
     )
     assert unrounded.title == "flash_fp32 layers=[1] elsewhere=flash_bf16, Ō of 1 mantissa bit"
+    production = resolved({**filed("sdpa"), "out": {"bits": 1}, "layers": [1], "elsewhere": "flash_bf16"}, VARIANTS)
+    assert production.title == "sdpa layers=[1] elsewhere=flash_bf16, O of 1 mantissa bit"
     with pytest.raises(
         UserError,
         match=r"attn\.elsewhere=flash_b16: no such variant; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",

@@ -122,6 +122,16 @@ BOUNDED = ("beta", "gamma", "tie_tolerance", "max_shift", "shift_offset", "denom
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
         ({"delta": "out_independent", "out_unnormalized": NEAREST}, "attn.delta=out_independent"),
+        ({"kernel": "sdpa", "beta": 2.0}, "attn.beta=2.0: kernel=sdpa does not read it; set it to 7.0"),
+        (
+            {"kernel": "flex", "center_keys": True},
+            "attn.center_keys=true: kernel=flex does not read it; set it to false",
+        ),
+        ({"kernel": "fa4", "block_k": None}, "attn.block_k=null: kernel=fa4"),
+        (
+            {"kernel": "sdpa_cudnn", "out_unnormalized": Rounding("nearest")},
+            "attn.out_unnormalized.mode=nearest: kernel=sdpa_cudnn does not read it; set it to none",
+        ),
         ({"kernel": "sdpa", "delta_error": DeltaError(kind="bias", size=1e-3)}, "attn.delta_error: kernel=sdpa"),
         (
             {"layers": (2,), "elsewhere": PLAIN, "delta_error": DeltaError(kind="bias", size=1e-3, layers=(1,))},

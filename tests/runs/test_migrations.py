@@ -199,6 +199,18 @@ def test_a_choice_that_is_gone_is_read_as_the_one_that_every_run_made(tmp_path: 
         read(not only)
 
 
+def test_choices_that_a_kernel_of_another_library_never_read_are_passed_over(tmp_path: Path) -> None:
+    """Such a kernel once took any. Formats stay: a replay with another attention inherits them."""
+    attn = {"name": "sdpa beta=2.0", "kernel": "sdpa", "beta": 2.0, "out": {"mode": "none", "bits": 1}}
+    other = {"name": "flex", "kernel": "flex", "center_keys": True, "fp16_inside": True}
+    config = {**CONFIG, "attn": {**attn, "layers": [1], "elsewhere": other}}
+    elsewhere = AttentionVariant(name="flex", kernel="flex", fp16_inside=True)
+    expected = AttentionVariant(
+        name="sdpa beta=2.0", kernel="sdpa", out=Rounding("nearest", 1), layers=(1,), elsewhere=elsewhere
+    )
+    assert folder_with(tmp_path, config=config).read_config().attn == expected
+
+
 def test_a_setting_of_a_newer_version_is_passed_over_but_not_in_a_repetition(tmp_path: Path) -> None:
     train = {**CONFIG["train"], "later": 1}
     folder = folder_with(tmp_path, config={**CONFIG, "train": train})

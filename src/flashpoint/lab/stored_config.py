@@ -15,6 +15,7 @@ from pydantic import WrapValidator
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.numerics.choices import DeltaError, Rounding
+from flashpoint.numerics.contradictions import OF_ANY_KERNEL
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 from flashpoint.runs import migrations
 from flashpoint.runs.run import Run
@@ -61,7 +62,17 @@ def _whole(value: Any, check: Callable[[Any], Any]) -> Any:
 
 @lru_cache(maxsize=1024)  # many runs, few attentions
 def _attention(text: str) -> AttentionVariant:
-    return AttentionVariant.from_dict(json.loads(text))
+    return AttentionVariant.from_dict(_that_were_read(json.loads(text)))
+
+
+def _that_were_read(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return the choices that had an effect: a kernel of another library once took any, and read none of its own."""
+    if isinstance(fields.get("elsewhere"), dict):
+        fields = {**fields, "elsewhere": _that_were_read(fields["elsewhere"])}
+    if fields.get("kernel", "flash") == "flash":
+        return fields
+    bits = {point: {"bits": fields[point]["bits"]} for point in ROUNDING_POINTS if "bits" in fields.get(point, ())}
+    return {name: value for name, value in fields.items() if name in OF_ANY_KERNEL} | bits
 
 
 def _config_kind() -> type[Kind]:

@@ -7,6 +7,7 @@ raises ``ValueError`` with the field and what to set. Those of one rule of δ st
 from __future__ import annotations
 
 import inspect
+import json
 import math
 from collections.abc import Callable, Mapping
 from functools import cache
@@ -19,8 +20,17 @@ CORRECTED = ("flex", "fa4")
 """Kernels of other libraries whose δ takes a gradient of L, by which it is corrected from outside."""
 
 
-def check(fields: Mapping[str, Any]) -> None:
+OF_ANY_KERNEL = frozenset((
+    "name", "kernel", "shift_keys", "shift_values", "fp16_inside", "delta", "out_residual_bits", "delta_error",
+    "layers", "heads", "elsewhere",
+))  # fmt: skip
+"""Fields that say something beside a kernel of another library, or that a constraint of their own refuses there."""
+
+
+def check(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` of the first constraint that the fields of a variant break."""
+    if fields["kernel"] != "flash":
+        _refuse_unread(fields, defaults)
     rule = RULES[fields["delta"]]
     for constraint in (*_CONSTRAINTS, *rule.constraints):
         constraint(**{name: fields[name] for name in _fields_of(constraint)})
@@ -30,6 +40,19 @@ def check(fields: Mapping[str, Any]) -> None:
                 raise ValueError(
                     f"attn.{name}={value}: attn.delta={fields['delta']} does not read it; set attn.delta={other}"
                 )
+
+
+def _refuse_unread(fields: Mapping[str, Any], defaults: Mapping[str, Any]) -> None:
+    for name in (name for name in defaults if name not in OF_ANY_KERNEL):  # in their order
+        pair, part = (fields[name], defaults[name]), ""
+        if isinstance(pair[0], Rounding):  # its bits are an experiment's, for whatever attention
+            pair, part = (pair[0].mode, pair[1].mode), ".mode"
+        if pair[0] != pair[1]:
+            value, default = (json.dumps(one).strip('"') for one in pair)
+            raise ValueError(
+                f"attn.{name}{part}={value}: kernel={fields['kernel']} does not read it; set it to {default}, or take "
+                "an attention of ours, such as attn=flash_bf16"
+            )
 
 
 @cache

@@ -69,7 +69,8 @@ class AttentionVariant:
     ] = "flash"
     """``flash`` makes every choice below. The others are production attentions
     (:mod:`flashpoint.numerics.production`), and make those of the next paragraph alone; ``flex`` and ``fa4`` that of
-    ``delta=out_fp32``, too (:mod:`flashpoint.numerics.outside_delta`)."""
+    ``delta=out_fp32``, too (:mod:`flashpoint.numerics.outside_delta`). What they would not read is refused, but for
+    mantissa bits, which an experiment sets for any attention."""
 
     # In front of any kernel
     shift_keys: Shift = "none"
@@ -171,7 +172,7 @@ class AttentionVariant:
             object.__setattr__(self, "layers", distinct("layers", self.layers))
         if self.heads is not None:
             object.__setattr__(self, "heads", selected_heads(self.layers, self.heads))
-        contradictions.check(vars(self))
+        contradictions.check(vars(self), _DEFAULTS)
         rounds = any(getattr(self, point).mode == "stochastic" for point in ROUNDING_POINTS)
         elsewhere = self.elsewhere is not None and self.elsewhere.draws
         object.__setattr__(self, "draws", rounds or self.delta_error.kind == "noise" or elsewhere)
@@ -224,8 +225,8 @@ class AttentionVariant:
 
     @property
     def title(self) -> str:
-        """The name that people read. It shows injected errors and formats other than BF16."""
-        variants = [self, *filter(None, [self.elsewhere])]
+        """The name that people read. It shows injected errors, and formats of ours other than BF16."""
+        variants = [one for one in (self, self.elsewhere) if one is not None and one.kernel == "flash"]
         formats = {
             f"{symbol} of {rounding.bits} mantissa bit{'s' if rounding.bits > 1 else ''}": None  # each once, in order
             for variant in variants
@@ -287,7 +288,9 @@ class AttentionVariant:
         return ((self, selected), (self.elsewhere, others)) if others else ((self, selected),)
 
 
-_DEFAULTS: dict[str, Any] = {choice.name: choice.default for choice in dataclasses.fields(AttentionVariant)}
+_DEFAULTS: dict[str, Any] = {
+    choice.name: choice.default for choice in dataclasses.fields(AttentionVariant) if choice.init
+}
 Groups = tuple[tuple[AttentionVariant, tuple[int, ...]], ...]
 """The variants of one layer, at most two, each with its heads as indices from 0."""
 
