@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -75,8 +76,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return WorkStealingScheduling(config, log)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish(session: pytest.Session) -> None:
     """Keep what was imported and collected out of every later garbage collection."""
+    if any("forked_wandb" in getattr(item, "fixturenames", ()) for item in session.items):
+        warm.import_also("tests.lab.wandb_tracking.imported")
     if "triton.runtime.interpreter" in sys.modules:  # some test of the kernels is among them
         from tests import interpreter
 
@@ -132,6 +135,16 @@ def no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("NETRC", raising=False)
+
+
+@pytest.fixture
+def forked_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's client is a fork with W&B imported, which takes most of a client's time; so is what :mod:`.warm` runs."""
+    from flashpoint.lab.wandb_tracking import listener
+
+    forks = SimpleNamespace(**{name: getattr(subprocess, name) for name in subprocess.__all__})
+    forks.Popen = warm.Piped
+    monkeypatch.setattr(listener, "subprocess", forks)
 
 
 @pytest.fixture(scope="session")

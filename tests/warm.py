@@ -14,23 +14,37 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["tests.imported", "tests.undrawn"])
+_IMPORTED = ["tests.imported", "tests.undrawn"]
+_CONTEXT.set_forkserver_preload(_IMPORTED)
+
+
+def import_also(module: str) -> None:
+    """In the server, if no process has been asked of it yet: what only some tests need, and only if they run."""
+    _CONTEXT.set_forkserver_preload([*_IMPORTED, module])
 
 
 class Process:
-    """A script in a fork; what ``subprocess.Popen`` offers and tests use of it."""
+    """A script or ``-m MODULE`` in a fork; what ``subprocess.Popen`` offers and tests use of it."""
 
-    def __init__(self, command: Sequence[str], *, cwd: Path | None = None, env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path | None = None,
+        env: Mapping[str, str],
+        pipes: Mapping[int, Connection] | None = None,
+    ) -> None:
         interpreter, *argv = command
         assert interpreter == sys.executable
         self.args = command
         self._output = tempfile.TemporaryDirectory()
         self._texts = tuple(Path(self._output.name) / name for name in ("stdout", "stderr"))
-        arguments = argv, str(cwd or Path.cwd()), dict(env), *map(str, self._texts)
+        arguments = argv, str(cwd or Path.cwd()), dict(env), dict(pipes or {}), *map(str, self._texts)
         self._process = _CONTEXT.Process(target=_run_as_main, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -64,6 +78,16 @@ class Process:
         return out, err
 
 
+class Piped(Process):
+    """A process in a session of its own that takes bytes and gives bytes, as of ``subprocess.Popen`` with two pipes."""
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], **_: Any) -> None:
+        (taken, given), (read, written) = (_CONTEXT.Pipe(duplex=False) for _ in range(2))
+        with taken, given, read, written:
+            self.stdin, self.stdout = os.fdopen(os.dup(given.fileno()), "wb"), os.fdopen(os.dup(read.fileno()), "rb")
+            super().__init__(command, env=env, pipes={0: taken, 1: written})
+
+
 def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subprocess.CompletedProcess[str]:
     """``subprocess.run`` with its output captured."""
     process = Process(command, **options)
@@ -73,18 +97,28 @@ def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subpr
         process.send_signal(signal.SIGKILL)
 
 
-def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], *output: str) -> None:
+def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], pipes: dict[int, Connection], *output: str) -> None:
     for number, path in enumerate(output, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    if pipes:
+        os.setsid()
+    for number, pipe in pipes.items():
+        os.dup2(pipe.fileno(), number)
+        pipe.close()
+    if 0 in pipes:
+        sys.stdin = os.fdopen(0, closefd=False)
     os.chdir(cwd)
     os.environ.clear()
     os.environ.update(env)
     sys.dont_write_bytecode = bool(env.get("PYTHONDONTWRITEBYTECODE"))  # which Python reads once, as it starts
-    sys.argv = argv
-    sys.path[0] = str(Path(argv[0]).parent)
     status = 1
     try:
-        runpy.run_path(argv[0], run_name="__main__")
+        if argv[0] == "-m":
+            sys.argv, sys.path[0] = argv[1:], cwd
+            runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv, sys.path[0] = argv, str(Path(argv[0]).parent)
+            runpy.run_path(argv[0], run_name="__main__")
         status = 0
     except SystemExit as ended:
         status = int(ended.code or 0)

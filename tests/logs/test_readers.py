@@ -2,8 +2,8 @@
 
 import json
 import math
+import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from flashpoint.errors import UserError
 from flashpoint.logs.log import Log, Resume, log_files, read_log
 from flashpoint.logs.text_lines import read_text_lines
+from tests import warm
 
 WRITTEN = Path(__file__).with_name("written")
 
@@ -107,17 +108,19 @@ def test_an_event_file_that_is_cut_or_damaged_is_read_as_far_as_it_goes_and_told
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("forked_wandb")
 def test_a_wandb_run_on_this_disk_has_the_trainings_own_steps(tmp_path: Path) -> None:
     """W&B's step counts calls of ``log``; the Trainer logs every ten steps, and its step beside it."""
-    program = """
+    program = tmp_path / "logs.py"
+    program.write_text("""
 import math, wandb
 run = wandb.init(project="p", dir=".", mode="offline", settings=wandb.Settings(console="off", silent=True))
 for step in range(10, 200, 10):
     loss, norm = (math.nan, -math.inf) if step == 50 else (2.5, 1.0)
     run.log({"train/loss": loss, "train/grad_norm": norm, "train/global_step": step})
 run.finish()
-"""
-    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, capture_output=True)
+""")
+    warm.run([sys.executable, str(program)], cwd=tmp_path, env=os.environ).check_returncode()
     (path,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     log = log_of(path.parent)
     found = losses(log)

@@ -30,6 +30,9 @@ from tests.records import MANIFEST
 from tests.watching.loops import loop
 
 pytestmark = pytest.mark.usefixtures("no_login")
+forked = pytest.mark.usefixtures("forked_wandb")
+"""The tests without it have clients as users have them."""
+SYNC = (sys.executable, "-m", "wandb", "sync")
 
 
 def outcome(run: RunFolder) -> Outcome:
@@ -91,6 +94,7 @@ def lines_of(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@forked
 def test_offline_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
     track(run, "offline")
     (line,) = capfd.readouterr().err.splitlines()
@@ -118,6 +122,7 @@ def test_offline_everything_is_kept_on_the_disk(run: RunFolder, capfd: pytest.Ca
 
 
 @pytest.mark.slow
+@forked
 @pytest.mark.parametrize("asked", [False, True])
 def test_paths_of_this_machine_are_handed_over_where_they_are_asked_for(run: RunFolder, asked: bool) -> None:
     data = DataConfig(source="text", path="/home/somebody/secret/words.txt", root="/home/somebody/data")
@@ -149,6 +154,7 @@ def test_paths_of_this_machine_are_handed_over_where_they_are_asked_for(run: Run
 
 
 @pytest.mark.slow
+@forked
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_watched_loop_hands_over_paths_where_it_asks_for_it(tmp_path: Path, asked: bool) -> None:
     run = loop(tmp_path, wandb="offline", wandb_paths=asked)
@@ -162,6 +168,7 @@ def test_a_watched_loop_hands_over_paths_where_it_asks_for_it(tmp_path: Path, as
 
 
 @pytest.mark.slow
+@forked
 def test_a_loss_of_nan_stands_in_no_summary_once_a_number_follows_nor_in_the_configuration(run: RunFolder) -> None:
     """W&B's own minimum, maximum and mean of a metric stay NaN after one, and of NaN in a configuration it keeps
     none."""
@@ -188,23 +195,28 @@ def test_a_loss_of_nan_stands_in_no_summary_once_a_number_follows_nor_in_the_con
     np.testing.assert_array_equal([row[of_head] for row in rows if of_head in row], losses)
 
 
+def children() -> set[str]:
+    return {child for path in Path("/proc/self/task").glob("*/children") for child in path.read_text().split()}
+
+
 @pytest.mark.slow
 def test_of_a_run_that_fails_the_client_keeps_what_it_has_and_ends(run: RunFolder) -> None:
     """It lived on beside the next runs of the process."""
     write_json(run.manifest, dict(MANIFEST))
     write_json(run.config, Config().to_dict())
+    before = children()
     listener = WandbListener(TrackingConfig(wandb="offline"), 60.0)
     listener.begun(run, 0)
     listener.logged(3, {"loss": 2.0})
+    assert children() - before
     listener.failed(run)
-    children = [line for path in Path("/proc/self/task").glob("*/children") for line in path.read_text().split()]
-    commands = [Path(f"/proc/{child}/cmdline").read_text() for child in children]
-    assert not [command for command in commands if "wandb" in command]
+    assert not children() - before
     rows = [line["history"]["item"] for line in offline_lines(run) if line["type"] == "history"]
     assert [(row["step"], row["loss"]) for row in rows] == [(3, 2)]
 
 
 @pytest.mark.slow
+@forked
 def test_a_process_that_the_run_forked_does_not_hold_up_its_end(
     run: RunFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,6 +259,7 @@ def test_a_run_uploads_nothing_unasked_also_with_a_login(train: Command, tmp_pat
 
 
 @pytest.mark.slow
+@forked
 def test_online_without_a_login_is_kept_on_the_disk(run: RunFolder, capfd: pytest.CaptureFixture[str]) -> None:
     track(run, "online")
     (line,) = capfd.readouterr().err.splitlines()
@@ -256,6 +269,7 @@ def test_online_without_a_login_is_kept_on_the_disk(run: RunFolder, capfd: pytes
 
 
 @pytest.mark.slow
+@forked
 def test_a_run_that_was_ended_early_is_stopped_in_its_summary(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     with WandbServer() as server:
         login(monkeypatch, server)
@@ -264,6 +278,7 @@ def test_a_run_that_was_ended_early_is_stopped_in_its_summary(run: RunFolder, mo
 
 
 @pytest.mark.slow
+@forked
 def test_wandb_sync_brings_what_a_dying_network_kept_back(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -276,12 +291,12 @@ def test_wandb_sync_brings_what_a_dying_network_kept_back(
     (kept,) = (run.path / "wandb").glob("run-*")
     with WandbServer() as server:
         login(monkeypatch, server)
-        command = [sys.executable, "-m", "wandb", "sync", "--include-online", str(kept)]
-        subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
+        warm.run([*SYNC, "--include-online", str(kept)], cwd=run.path, env=os.environ).check_returncode()
     assert [row["loss"] for row in server.history if "loss" in row] == [-1, -2, -3]
 
 
 @pytest.mark.slow
+@forked
 @pytest.mark.parametrize("modes", [("online", "online"), ("offline", "offline"), ("online", "offline")])
 def test_a_resumed_run_goes_on_as_the_same_run_with_or_without_a_login(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, modes: tuple[str, str]
@@ -292,8 +307,7 @@ def test_a_resumed_run_goes_on_as_the_same_run_with_or_without_a_login(
         for mode, steps in zip(modes, (range(4), range(2, 6)), strict=True):
             track_steps(run, mode, steps)
         if "offline" in modes:
-            command = [sys.executable, "-m", "wandb", "sync", "--yes"]
-            subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
+            warm.run([*SYNC, "--yes"], cwd=run.path, env=os.environ).check_returncode()
     assert len(server.ids) == 1
     rows = [row for row in server.history if "loss" in row]
     assert [(row["step"], row["loss"]) for row in rows] == [(step, step) for step in (0, 1, 2, 3, 2, 3, 4, 5)]
@@ -304,6 +318,7 @@ def test_a_resumed_run_goes_on_as_the_same_run_with_or_without_a_login(
 
 
 @pytest.mark.slow
+@forked
 def test_a_part_on_the_disk_takes_no_place_of_what_went_on_online(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -311,8 +326,7 @@ def test_a_part_on_the_disk_takes_no_place_of_what_went_on_online(
         login(monkeypatch, server)
         track_steps(run, "offline", range(2))
         track_steps(run, "online", range(2, 4))
-        command = [sys.executable, "-m", "wandb", "sync", "--yes"]
-        subprocess.run(command, check=True, capture_output=True, timeout=60, cwd=run.path)
+        warm.run([*SYNC, "--yes"], cwd=run.path, env=os.environ).check_returncode()
     assert len(server.ids) == 1
     assert sorted(row["loss"] for row in server.history if "loss" in row) == [0, 1, 2, 3]
 
@@ -395,36 +409,39 @@ NETRC_FILES = [
 
 
 @pytest.mark.slow
+@forked
 @pytest.mark.parametrize(("netrc", "found"), NETRC_FILES)
 def test_a_login_is_a_key_in_a_netrc_file(tmp_path: Path, netrc: str, found: bool) -> None:
     (tmp_path / ".netrc").write_text(netrc)  # HOME is here
-    assert logs_in() == found
+    assert logs_in(tmp_path) == found
 
 
 @pytest.mark.slow
+@forked
 @pytest.mark.parametrize(("netrc", "found"), NETRC_FILES[:2])
 def test_a_login_is_found_also_where_the_environment_says_offline(tmp_path: Path, netrc: str, found: bool) -> None:
     (tmp_path / ".netrc").write_text(netrc)
-    assert logs_in(WANDB_MODE="offline") == found
+    assert logs_in(tmp_path, WANDB_MODE="offline") == found
 
 
 @pytest.mark.slow
+@forked
 def test_a_login_is_a_key_in_the_environment_whatever_a_netrc_file_has(tmp_path: Path) -> None:
     (tmp_path / ".netrc").write_text("mach")
-    assert logs_in(WANDB_API_KEY=KEY)
+    assert logs_in(tmp_path, WANDB_API_KEY=KEY)
 
 
-def logs_in(**variables: str) -> bool:
+def logs_in(folder: Path, **variables: str) -> bool:
     """Whether a process of its own finds a login: W&B keeps what it has found."""
-    program = "from flashpoint.lab.wandb_tracking.client import without_login; print(not without_login())"
-    result = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **variables}, capture_output=True, text=True, timeout=60
-    )
+    program = folder / "asks.py"
+    program.write_text("from flashpoint.lab.wandb_tracking.client import without_login; print(not without_login())")
+    result = warm.run([sys.executable, str(program)], env={**os.environ, **variables})
     assert result.returncode == 0, result.stderr
     return result.stdout == "True\n"
 
 
 @pytest.mark.slow
+@forked
 def test_a_login_that_wandb_cannot_read_is_one_line_and_all_is_kept_on_the_disk(
     run: RunFolder, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
