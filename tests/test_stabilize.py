@@ -12,10 +12,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import flashpoint
 from flashpoint import stabilizing
+from flashpoint.numerics.stabilizers import power_of_two
 
 KNOWN = {"sdpa": F.scaled_dot_product_attention}  # where the function itself is not replaced
 MODEL = nn.Linear(2, 2)
@@ -135,6 +137,49 @@ def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture
         passes(causal)
         assert told.clamped == 1
     assert len(capfd.readouterr().err.splitlines()) == 1
+
+
+class Mode(TorchDispatchMode):
+    """Sees each operation, as one that traces does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+@pytest.mark.parametrize("size", [1e-30, 1.0, math.nan, 0.0])
+def test_what_eager_mode_keeps_or_computes_at_once_changes_no_bit(scale: float, size: float) -> None:
+    """Where others see its operations, each does one thing. Gradients below 2⁻¹²⁶ are left out: they are rounded twice."""
+    projected = torch.randn(2, 32, 3 * 4 * 16, generator=torch.Generator().manual_seed(1)).bfloat16()
+    qkv = [part.unflatten(-1, (4, 16)).transpose(1, 2) for part in (projected * scale).chunk(3, -1)]
+    given = [*qkv, (inputs()[3].float() * 1e9 * size).bfloat16()]
+    bias = torch.linspace(-2, 2, 32 * 32).reshape(1, 1, 32, 32).bfloat16()
+
+    def attend(*tensors: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(*tensors)
+
+    with flashpoint.stabilize(MODEL) as told:
+        eager = passes(attend, bias, given=given)
+        with Mode():
+            traced = passes(attend, bias, given=given)
+    assert told.clamped == (0 if scale == 1.0 else 6)
+    for one, other in zip(eager, traced, strict=True):
+        assert one.dtype == other.dtype
+        assert one.stride() == other.stride()
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 1000])
+def test_the_power_of_two_is_the_largest_that_keeps_the_sum_below(tokens: int) -> None:
+    """Of every number of BF16, also where it is looked up."""
+    every = torch.arange(2**16, dtype=torch.int32).to(torch.int16).view(torch.bfloat16)[:: 1 if tokens == 1 else 61]
+    for number in every.unbind():
+        grad_out = number.reshape(1, 1, 1, 1).expand(1, 1, tokens, 1)
+        largest = abs(float(number)) * tokens
+        wanted = 1.0
+        if 0 < largest < 2.0**128:
+            wanted = 2.0 ** min(15 - math.frexp(largest)[1], 126)
+        assert float(power_of_two(grad_out)) == wanted
 
 
 def test_with_checkpointing() -> None:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
+from flashpoint.numerics.layout import is_eager
 from flashpoint.numerics.ops import (
     backward_pass,
     flash_bwd_op,
@@ -60,7 +61,7 @@ def attention(
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
             k, v = each_head(q, k), each_head(q, v)
-            if not torch.compiler.is_compiling() and _is_eager(q, k, v):
+            if is_eager(q, k, v):
                 alpha = q.shape[-1] ** -0.5 if scale is None else scale
                 return _called_directly(q, k, v, seed_and_step, variant.key, layer, causal, alpha)
             kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
@@ -75,20 +76,9 @@ def attention(
     return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
 
 
-# Releases of PyTorch without it always take the op.
-_compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: "unknown")
-
-
-def _is_eager(*tensors: Tensor) -> bool:
-    """Whether nobody asks for an op: tensors with data of their own, no mode that traces, and no compiler of frames,
-    which would take the functions below for the model's."""
-    plain = all(type(x) is Tensor and not x.is_meta for x in tensors)
-    return plain and not torch._C._len_torch_dispatch_stack() and _compiler_of_frames() is None
-
-
 def no_key(q: Tensor) -> Tensor:
     """Return a ``seed_and_step`` for variants that take none: zeros on the device of ``q``, which no kernel reads."""
-    if torch.compiler.is_compiling() or not _is_eager(q):
+    if not is_eager(q):
         return torch.zeros(2, dtype=torch.int64, device=q.device)
     return _kept_key(q.device)
 
@@ -111,7 +101,7 @@ def _called_directly(
 
 
 class _Flash(torch.autograd.Function):
-    """The op's forward and backward pass, of tensors that :func:`_is_eager` holds for."""
+    """The op's forward and backward pass, of tensors that :func:`is_eager` holds for."""
 
     @staticmethod
     def forward(
@@ -124,7 +114,7 @@ class _Flash(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
-        if torch.compiler.is_compiling() or torch.is_grad_enabled() or not _is_eager(grad_out):
+        if torch.is_grad_enabled() or not is_eager(grad_out):
             # To be traced, or with create_graph: the op refuses second derivatives.
             variant, *others = ctx.choices
             grads = flash_bwd_op(grad_out, *ctx.saved_tensors, name_for_op(variant.key), *others)

@@ -1,4 +1,4 @@
-"""How the attention's results lie in memory."""
+"""How the attention's tensors lie in memory, and whether anyone traces what becomes of them."""
 
 from __future__ import annotations
 
@@ -10,3 +10,16 @@ def by_token(x: Tensor, dtype: torch.dtype) -> Tensor:
     """Return an uninitialised tensor [B, H, T, d] that lies in memory as [B, T, H, d], as the model reads it next."""
     B, H, T, d = x.shape
     return x.new_empty_strided((B, H, T, d), (T * H * d, d, H * d, 1), dtype=dtype)
+
+
+# Releases of PyTorch without it always take what can be traced.
+_compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: "unknown")
+
+
+def is_eager(*tensors: Tensor) -> bool:
+    """Whether PyTorch only computes: tensors of a CPU or GPU, no compiler, which would also compile what it is
+    not called for, and no mode that sees operations."""
+    if torch.compiler.is_compiling():
+        return False
+    plain = all(type(x) is Tensor and (x.is_cuda or x.is_cpu) for x in tensors)
+    return plain and not torch._C._len_torch_dispatch_stack() and _compiler_of_frames() is None

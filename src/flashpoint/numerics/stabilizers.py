@@ -6,13 +6,14 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashpoint.numerics.choices import Shift
+from flashpoint.numerics.layout import is_eager
 
 FP16_MAX = 65_504.0
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -91,6 +92,9 @@ def in_fp16(
 
 
 def _half(x: Tensor) -> Tensor:
+    if is_eager(x) and (bounds := _kept("bounds", x.device)) is not None:
+        # Bounds of one dimension are computed with in FP32, so that one operation clamps and casts.
+        return torch.clamp(x, *bounds, out=torch.empty_like(x, dtype=torch.float16))
     return x.half().clamp(-FP16_MAX, FP16_MAX)  # what is beyond it has become infinite
 
 
@@ -113,6 +117,12 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
         *inner, factor = grads
+        if is_eager(factor) and not torch.is_grad_enabled():
+            wide = factor.view(1)  # as with bounds
+            return tuple(
+                torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
+                for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+            )
         return tuple(
             # By a power of two it does not matter which comes first, and BF16 is half to read and write.
             grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
@@ -133,7 +143,11 @@ class _Leave(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
         factor = power_of_two(grad_out, ctx.tokens)
-        return factor, None, None, (_wide(grad_out) * factor).to(ctx.dtype), *(grad * factor for grad in grads)
+        if is_eager(grad_out) and not torch.is_grad_enabled():
+            inside = torch.mul(_wide(grad_out), factor, out=torch.empty_like(grad_out, dtype=ctx.dtype))
+        else:
+            inside = (_wide(grad_out) * factor).to(ctx.dtype)
+        return factor, None, None, inside, *(grad * factor for grad in grads)
 
 
 def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
@@ -143,7 +157,14 @@ def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
         grad_out: dO [B, H, T, d].
         tokens: the dimension that counts T.
     """
-    largest = torch.linalg.vector_norm(grad_out.detach(), torch.inf).float() * grad_out.shape[tokens]
+    largest, count = torch.linalg.vector_norm(grad_out.detach(), torch.inf), grad_out.shape[tokens]
+    if largest.dtype == torch.bfloat16 and is_eager(grad_out) and (of := _kept(count, grad_out.device)) is not None:
+        return torch.take(of[0], largest.view(torch.int16).long())  # of a NaN with a sign it counts from the end
+    return _power_of_two(largest.float() * count)
+
+
+def _power_of_two(largest: Tensor) -> Tensor:
+    """Return :func:`power_of_two` of T·max|dO| float32."""
     largest = largest.nan_to_num(_FOR_ONE, _FOR_ONE)
     largest = largest.masked_fill(largest == 0, _FOR_ONE)
     exponent = largest.view(torch.int32) >> 23  # 2^(exponent - 127) ≤ largest < 2^(exponent - 126)
@@ -152,3 +173,27 @@ def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
 
 _FOR_ONE = 2.0**14
 """A sum whose power of two is 1."""
+
+_KEPT: dict[tuple[str | int, torch.device], Sequence[Tensor]] = {}
+
+
+def _kept(what: str | int, device: torch.device) -> Sequence[Tensor] | None:
+    """Return what eager mode need not compute in each call.
+
+    It is copied once, and the host waits for that copy alone. None while a CUDA graph is captured, which cannot hold
+    one, and of the hundredth T.
+
+    Args:
+        what: ``bounds`` of FP16, or T: :func:`power_of_two` by the bits of max|dO| in BF16.
+    """
+    if (what, device) not in _KEPT:
+        if len(_KEPT) >= 100 or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            return None
+        if isinstance(what, int):
+            every = torch.arange(2**15, dtype=torch.int16, device="cpu").view(torch.bfloat16)
+            made = [_power_of_two(every.float() * what)]
+        else:
+            made = [torch.tensor([bound], device="cpu") for bound in (-FP16_MAX, FP16_MAX)]
+        with torch.inference_mode(mode=False):
+            _KEPT[what, device] = [one.to(device, copy=True) for one in made]
+    return _KEPT[what, device]
