@@ -149,7 +149,7 @@ class Mode(TorchDispatchMode):
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 @pytest.mark.parametrize("size", [1e-30, 1.0, math.nan, 0.0])
 def test_what_eager_mode_keeps_or_computes_at_once_changes_no_bit(scale: float, size: float) -> None:
-    """Where others see its operations, each does one thing. Gradients below 2⁻¹²⁶ do not count: they are rounded twice."""
+    """A mode sees operations that each do one thing. Gradients below 2⁻¹²⁶ do not count: they are rounded twice."""
     projected = torch.randn(2, 32, 3 * 4 * 16, generator=torch.Generator().manual_seed(1)).bfloat16()
     qkv = [part.unflatten(-1, (4, 16)).transpose(1, 2) for part in (projected * scale).chunk(3, -1)]
     given = [*qkv, (inputs()[3].float() * 1e9 * size).bfloat16()]
