@@ -11,7 +11,7 @@ settings      that have the measure, in the first and in the second half; runs b
 right         share of the runs of a setting in which the measure names the layer that grows first, a mean over settings
 right, runs   the same over all runs
 … 95 %        intervals: settings are drawn 1,000 times with replacement
-above …       by how much it is more often right
+above …       by how much it is more often right: points of those per cent
 """
 
 from __future__ import annotations
@@ -65,7 +65,10 @@ counted at both ends."""
 DRAWS = 1_000
 LAYER_2, CHANCE = "layer 2", "chance"
 CHOOSING = ("measure", "settings", "runs", "right", "right, runs")
-TESTING = ("rule", "settings", "runs", "right", "95 %", "above layer 2", "2: 95 %", "above chance", "chance: 95 %")
+TESTING = (
+    *("rule", "settings", "runs", "right, runs", "right", "95 %"),
+    *("above layer 2", "layer 2: 95 %", "above chance", "chance: 95 %"),
+)
 Float = NDArray[np.float64]
 Measure = Callable[[Run, int], Float]
 """Takes a run and a step. Returns a value of each layer [L] from what was measured until that step; of trouble comes
@@ -223,7 +226,8 @@ def choosing(first: list[Example], second: list[Example]) -> tuple[list[tuple[st
 
     Of the second half only how many settings and runs have a measure is looked at.
     """
-    rows, shares = [], {}
+    rows: list[tuple[str, ...]] = []
+    shares: dict[str, float] = {}
     for rule in (*MEASURES, LAYER_2, CHANCE):
         have = [[one for one in half if rule in one.right] for half in (first, second)]
         settings = [len({one.setting for one in half}) for half in have]
@@ -250,7 +254,8 @@ def testing(second: list[Example], chosen: str) -> list[tuple[str, ...]]:
         for against in (1, 2):
             above = shares[at].mean() - shares[against].mean()
             cells += [f"{above:+.0%}", interval(means[at] - means[against])] if at < against else ["", ""]
-        rows.append((rule, f"{shares.shape[1]}", f"{len(examples)}", *cells))
+        of_runs = f"{np.mean([one.right[rule] for one in examples]):.0%}"
+        rows.append((rule, f"{shares.shape[1]}", f"{len(examples)}", of_runs, *cells))
     return rows
 
 

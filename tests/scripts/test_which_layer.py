@@ -128,7 +128,7 @@ def test_the_test_counts_settings_and_draws_them() -> None:
         for at, setting in enumerate(drawn(False, 4))
     ]
     measure, layer_2, chance = SCRIPT.testing(examples, "W_Q, mean head")
-    assert measure[:6] == ("W_Q, mean head", "4", "4", "75%", "25% to 100%", "+50%")
-    assert measure[7:] == ("+50%", "0% to 75%")
-    assert layer_2[3:6] == ("25%", "0% to 75%", "")
-    assert chance[3:] == ("25%", "25% to 25%", "", "", "", "")
+    assert measure[:7] == ("W_Q, mean head", "4", "4", "75%", "75%", "25% to 100%", "+50%")
+    assert measure[8:] == ("+50%", "0% to 75%")
+    assert layer_2[3:7] == ("25%", "25%", "0% to 75%", "")
+    assert chance[3:] == ("25%", "25%", "25% to 25%", "", "", "", "")
