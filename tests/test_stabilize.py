@@ -136,7 +136,38 @@ def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture
         passes(causal, given=inputs(1e6))
         passes(causal)
         assert told.clamped == 1
-    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert len(capfd.readouterr().err.splitlines()) == 2  # one of the first call
+
+
+def test_a_row_that_a_mask_closes_is_as_without() -> None:
+    q, k, v, _ = inputs()
+    mask = torch.zeros(32, 32).bfloat16()
+    mask[3] = -math.inf
+    wanted = F.scaled_dot_product_attention(q, k, v, mask)
+    with flashpoint.stabilize(MODEL):
+        for bias in (mask, mask.clone().requires_grad_()):
+            out = F.scaled_dot_product_attention(q, k, v, bias)
+            torch.testing.assert_close(out, wanted, rtol=2**-6, atol=2**-6, equal_nan=True)
+
+
+def test_sequences_in_a_row_are_scaled_by_their_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a scale of H tokens, a key that all rows see alone would have an infinite gradient of its value."""
+    module = types.ModuleType("kernels_of_packed_sequences")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = torch.einsum("qhd,khd->hqk", q.float(), k.float()).softmax(-1)
+        return torch.einsum("hqk,khd->qhd", weights, v.float()).to(q.dtype)
+
+    module.attend = attend  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    q, k, v = (torch.zeros(2048, 2, 16).bfloat16().requires_grad_() for _ in range(3))
+    with torch.no_grad():
+        q += 10
+        k[0] += 10
+    with flashpoint.stabilize(MODEL, functions=["kernels_of_packed_sequences:attend@bthd"]):
+        module.attend(q, k, v).backward(torch.ones(2048, 2, 16).bfloat16())  # type: ignore[attr-defined]
+    assert v.grad is not None
+    torch.testing.assert_close(v.grad[0], torch.full((2, 16), 2048.0).bfloat16())
 
 
 class Mode(TorchDispatchMode):

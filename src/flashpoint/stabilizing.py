@@ -24,8 +24,8 @@ _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the 
 _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
 _NAMES: tuple[str, ...] = ("q", "k", "v", "query", "key", "value")
-_seen: set[int] = set()
-"""Contexts in which an attention was computed in FP16."""
+_seen: dict[int, set[str]] = {}
+"""Names of the attentions that were computed in FP16, by context."""
 
 
 class Stabilized:
@@ -65,12 +65,13 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
     into the block. A compiled model compiles anew at its beginning and after its end.
 
     Calls of PyTorch's ``scaled_dot_product_attention``, those of Transformers' interface and of ``functions`` are
-    computed so, in all models of this process. Others, and calls in FP32 or FP16, stay as they are.
+    computed so, in all models of this process; a line tells of the first call of each. Others, and calls in FP32 or
+    FP16, stay as they are. So does a function that the model keeps in an attribute of its own.
 
     Args:
         model: on whose devices is counted what does not fit FP16. At the end a line tells of it.
         functions: more attentions, ``MODULE:NAME`` each, called as an attribute of a module with q, k, v first. Of
-            [B, H, T, d], or after ``@bthd`` of [B, T, H, d].
+            [B, H, T, d], or after ``@bthd`` of [B, T, H, d], also of sequences in a row [T, H, d].
 
     Yields:
         What counts so far.
@@ -91,7 +92,7 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
             entered.enter_context(replaced(module, name, _sdpa(told)))
         for one in named:
             original = getattr(one.owner, one.name)
-            inside = functools.wraps(original)(_function(told, original, 1 if one.by_token else 2))
+            inside = functools.wraps(original)(_function(told, original, one.word, -3 if one.by_token else -2))
             for module, name in places_of(original):
                 entered.enter_context(replaced(module, name, inside))
         if (asked := interface_in_use()) is not None:
@@ -149,7 +150,7 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         dtype = _dtype_of(query, key, value)
         if dtype is None:
             return original(query, key, value, attn_mask, *more, **options)
-        _note(id(told))
+        _note(id(told), "scaled_dot_product_attention")
         told.count(query, key, value)
         biases = () if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask,)
 
@@ -162,14 +163,14 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
     return scaled_dot_product_attention
 
 
-def _function(told: Stabilized, original: Callable[..., Any], tokens: int) -> Callable[..., Any]:
+def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens: int) -> Callable[..., Any]:
     def inside(*given: Any, **options: Any) -> Any:
         by_name = {name: options[name] for name in _NAMES if name in options}
         found = queries_keys_values(by_name, given)
         dtype = None if found is None else _dtype_of(*found)
         if found is None or dtype is None:
             return original(*given, **options)
-        _note(id(told))
+        _note(id(told), name)
         told.count(*found)
 
         def attend(*qkv: Tensor) -> Any:
@@ -189,7 +190,8 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
             return function
 
         def called(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> Any:
-            inside = _function(told, functools.partial(function, module), 1)  # its O is [B, T, H, d]
+            of_module = functools.partial(function, module)
+            inside = _function(told, of_module, f"{name} of Transformers", -3)  # its O is [B, T, H, d]
             return inside(q, k, v, *more, **options)
 
         return called
@@ -198,9 +200,11 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
 
 
 @torch.compiler.assume_constant_result
-def _note(context: int) -> None:
-    """Note that an attention is computed in FP16; of a compiled one, when it is compiled."""
-    _seen.add(context)
+def _note(context: int, name: str) -> None:
+    """Note, and tell once, that an attention is computed in FP16; of a compiled one, when it is compiled."""
+    if name not in _seen.setdefault(context, set()):
+        _seen[context].add(name)
+        notify(f"stabilize: {name} has FP16 inside")
 
 
 def _tell(told: Stabilized) -> None:
@@ -209,6 +213,6 @@ def _tell(told: Stabilized) -> None:
             "stabilize: no attention in BF16 was called that it knows; name one as functions=['MODULE:NAME'], "
             "or call PyTorch's scaled_dot_product_attention"
         )
-    _seen.discard(id(told))
+    _seen.pop(id(told), None)
     if sys.exc_info()[0] is None and (clamped := told.clamped):
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")

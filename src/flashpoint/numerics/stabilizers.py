@@ -58,12 +58,13 @@ def in_fp16(
     v: Tensor,
     *biases: Tensor,
     dtype: torch.dtype | None = None,
-    tokens: int = 2,
+    tokens: int = -2,
 ) -> Any:
     """Compute an attention and its gradients on FP16 tensors; O has the dtype of q.
 
-    What exceeds FP16's largest number in q, k, v and biases takes that number. dO is multiplied by the power of two
-    that keeps each sum of T of its elements below 2¹⁵, so that dV cannot overflow. The host waits for nothing.
+    What exceeds FP16's largest number in q, k, v and biases takes that number; infinite biases stay. dO is multiplied
+    by the power of two that keeps each sum of T of its elements below 2¹⁵, so that dV cannot overflow. dQ and dK can,
+    where k or q are large. The host waits for nothing.
 
     Args:
         attention: takes q, k, v and biases; returns O, or a tuple with O first.
@@ -80,7 +81,7 @@ def in_fp16(
     learned = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
     *inner, factor = _Enter.apply(q, k, v, *(bias for bias, asks in zip(biases, learned, strict=True) if asks))
     rest = iter(inner[3:])
-    inner_biases = [next(rest) if asks else _half(bias) for bias, asks in zip(biases, learned, strict=True)]
+    inner_biases = [next(rest) if asks else _half_of_bias(bias) for bias, asks in zip(biases, learned, strict=True)]
     casts = not q.is_meta and torch.is_autocast_enabled(q.device.type)  # PyTorch's attention would then take BF16
     with torch.autocast(q.device.type, enabled=False) if casts else contextlib.nullcontext():
         inside = attention(*inner[:3], *inner_biases)
@@ -98,6 +99,10 @@ def _half(x: Tensor) -> Tensor:
     return x.half().clamp(-FP16_MAX, FP16_MAX)  # what is beyond it has become infinite
 
 
+def _half_of_bias(x: Tensor) -> Tensor:
+    return torch.where(x.isinf(), x.half(), _half(x))  # -inf closes a row, which no finite number does
+
+
 def _wide(x: Tensor) -> Tensor:
     """Return it in a dtype that has every power of two."""
     return x.float() if x.dtype == torch.float16 else x
@@ -112,7 +117,8 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = tuple(x.dtype for x in given)
-        return (*map(_half, given), given[0].new_empty((), dtype=torch.float32))
+        qkv, biases = map(_half, given[:3]), map(_half_of_bias, given[3:])
+        return (*qkv, *biases, given[0].new_empty((), dtype=torch.float32))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
@@ -150,7 +156,7 @@ class _Leave(torch.autograd.Function):
         return factor, None, None, inside, *(grad * factor for grad in grads)
 
 
-def power_of_two(grad_out: Tensor, tokens: int = 2) -> Tensor:
+def power_of_two(grad_out: Tensor, tokens: int = -2) -> Tensor:
     """Return the largest power of two [] float32, by which T·max|dO| stays below 2¹⁵; 1 where dO is 0 or not finite.
 
     Args:
