@@ -44,7 +44,7 @@ class Process:
         self.args = command
         self._output = tempfile.TemporaryDirectory()
         self._texts = tuple(Path(self._output.name) / name for name in ("stdout", "stderr"))
-        arguments = argv, str(cwd or Path.cwd()), dict(env), dict(pipes or {}), *map(str, self._texts)
+        arguments = argv, str(cwd or Path.cwd()), dict(env), pipes or {}, *map(str, self._texts)
         self._process = _CONTEXT.Process(target=_run_as_main, args=arguments)
         self._process.start()
         assert self._process.pid is not None
@@ -97,7 +97,7 @@ def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subpr
         process.send_signal(signal.SIGKILL)
 
 
-def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], pipes: dict[int, Connection], *output: str) -> None:
+def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], pipes: Mapping[int, Connection], *output: str) -> None:
     for number, path in enumerate(output, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if pipes:
