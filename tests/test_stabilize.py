@@ -136,6 +136,9 @@ def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture
         passes(causal, given=inputs(1e6))
         passes(causal)
         assert told.clamped == 1
+        for _ in range(100):
+            causal(*inputs(1e6)[:3])
+        assert told.clamped == 101
     assert len(capfd.readouterr().err.splitlines()) == 2  # one of the first call
 
 

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.errors import UserError, notify
+from flashpoint.numerics.layout import is_eager
 from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
 from flashpoint.watching.functions import NamedFunction, places_of, queries_keys_values, replaced
 from flashpoint.watching.interception import interface_in_use
@@ -24,6 +25,8 @@ _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the 
 _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
 _NAMES: tuple[str, ...] = ("q", "k", "v", "query", "key", "value")
+_AT_ONCE = 3 * 64
+"""Tensors of eager mode that are counted by one sum."""
 _seen: dict[int, set[str]] = {}
 """Names of the attentions that were computed in FP16, by context."""
 
@@ -33,6 +36,7 @@ class Stabilized:
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._beyond = {device: torch.zeros(3, dtype=torch.int64, device=device) for device in devices}
+        self._largest: dict[torch.device, list[Tensor]] = {device: [] for device in devices}  # not counted yet
         for count in self._beyond.values():
             torch._dynamo.mark_static_address(count)  # a CUDA graph may then add to it
 
@@ -42,15 +46,31 @@ class Stabilized:
 
         A call that activation checkpointing repeats counts twice.
         """
+        for device, largest in self._largest.items():
+            if largest:
+                self._add(device, largest)
         return sum(int(count.sum()) for count in self._beyond.values())
 
     def count(self, *tensors: Tensor) -> None:
         """Count q, k and v."""
-        beyond = self._beyond.get(tensors[0].device)
-        if beyond is not None:
-            with torch.no_grad():
-                largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
-                beyond += torch.stack(largest) > FP16_MAX
+        device = tensors[0].device
+        if device not in self._beyond:
+            return
+        with torch.no_grad():
+            largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
+            # A graph fills those of its own anew in each replay.
+            if not is_eager(*tensors) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                self._beyond[device] += torch.stack(largest) > FP16_MAX
+                return
+            kept = self._largest[device]
+            kept += largest
+            if len(kept) >= _AT_ONCE:
+                self._add(device, kept)
+
+    def _add(self, device: torch.device, largest: list[Tensor]) -> None:
+        self._largest[device] = []
+        with torch.no_grad():
+            self._beyond[device] += (torch.stack(largest).view(-1, 3) > FP16_MAX).sum(0)
 
 
 @contextlib.contextmanager

@@ -70,8 +70,7 @@ def flash_fwd(
         O, L, what δ takes beside O, and the centred keys, as :func:`flashpoint.numerics.reference.flash_fwd` has them.
         The last two are empty where no variant asks. O lies in memory as [B, T, H, d].
     """
-    nothing = q.new_empty(0, dtype=torch.int32)
-    return _flash_fwd(q, k, v, variant, layer, seed_and_step, nothing, nothing, causal, scale)
+    return _flash_fwd(q, k, v, variant, layer, seed_and_step, None, causal, scale)
 
 
 def row_statistics(
@@ -85,24 +84,25 @@ def row_statistics(
     """
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)
-    _flash_fwd(q, k, v, variant, layer, seed_and_step, shift, ones)
+    _flash_fwd(q, k, v, variant, layer, seed_and_step, (shift, ones))
     return shift, ones
 
 
 def _flash_fwd(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor, shift: Tensor,
-    ones: Tensor, causal: bool = True, scale: float | None = None,
+    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor,
+    statistics: tuple[Tensor, Tensor] | None, causal: bool = True, scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     B, H, T, _ = q.shape
     plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
     out = by_token(q, torch.float32 if plan.returns_fp32 else q.dtype)
     out_for_delta = by_token(q, plan.saved) if plan.saves_another else q.new_empty(0, dtype=plan.saved)
     logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
-    centered = q.new_empty(0)
     if any(plan.center_keys):
         k = centered = _center_keys(k, plan.selected, *plan.center_keys)
-    (plan.statistics if ones.numel() else plan.forward)(
-        (q, k, v), (out, out_for_delta, logsumexp, shift, ones, seed_and_step, plan.selected),
+    else:
+        centered = q.new_empty(0)
+    (plan.statistics if statistics else plan.forward)(
+        (q, k, v), (out, out_for_delta, logsumexp, *(statistics or plan.no_statistics), seed_and_step, plan.selected),
         B, H, T, layer, plan.side_by_side,
     )  # fmt: skip
     return out, logsumexp, out_for_delta, centered
@@ -162,7 +162,7 @@ def flash_bwd_dq(
     blocks, T_rows = plan.blocks, plan.blocks * plan.tiles.grad_q.bq
     grad_q = by_token(q, q.dtype)
     rows = q.new_empty((2, B * H, T_rows), dtype=torch.float32)
-    drift = q.new_empty((B * H, blocks, d) if any(plan.center_keys) else (0,), dtype=torch.float32)
+    drift = q.new_empty((B * H, blocks, d), dtype=torch.float32) if any(plan.center_keys) else plan.no_drift
     centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
     plan.grad_q(
         (q, k, centered, v, grad_out),
@@ -276,6 +276,8 @@ class _Plan:
     centers_grad_q: bool
     selected: Tensor
     error_sizes: tuple[Tensor, Tensor]
+    no_statistics: tuple[Tensor, Tensor]
+    no_drift: Tensor
     tiles: Tiles
     blocks: int
     """Of queries, in the pass that makes dQ."""
@@ -323,6 +325,8 @@ def _plan(
         centers_grad_q=any(chosen.center_grad_q for chosen in variants),
         selected=_selection(groups[0][1] if len(groups) > 1 else (), H, device),
         error_sizes=(_error_sizes(variants[0], layer, device), _error_sizes(variants[-1], layer, device)),
+        no_statistics=(torch.empty(0, dtype=torch.int32, device=device),) * 2,
+        no_drift=torch.empty(0, dtype=torch.float32, device=device),
         tiles=tiles,
         blocks=triton.cdiv(T, sizes_q.bq),
         side_by_side=max(1, GROUP_BYTES // (4 * T * d)),  # the heads whose K and V stay in L2 together
