@@ -30,7 +30,8 @@ is FlashAttention-4 as Transformers calls it, which has no FlexAttention for thi
 ON_A_CPU = ("sdpa", "stabilize", "flash_fixed")
 HOST = ("sdpa", "sdpa:flash", "sdpa:cudnn", "stabilize", "flash_fixed")
 PLAIN = "sdpa"
-_FORWARD, _BOTH = "forward", "forward and backward"
+_FORWARD, _BOTH, _ALONE = "forward", "forward and backward", "both in one thread"
+"""On a GPU autograd has a thread of its own for the backward pass, and host threads wait for each other."""
 _SMALL = (1, 4, 256, 64)
 _CALLS = {"cuda": 50, "cpu": 1}
 _BACKENDS = {"cudnn": BACKENDS["sdpa_cudnn"], "flash": BACKENDS["sdpa_flash"]}
@@ -93,7 +94,7 @@ def _host_table(found: Mapping[str, Mapping[str, Times]], failures: list[str]) -
         ]
         for name, of in found.items()
     ]
-    return Table(["attention", _FORWARD, _BOTH, f"over {PLAIN}"], rows, " ".join(failures))
+    return Table(["attention", _FORWARD, _BOTH, _ALONE, f"over {PLAIN}"], rows, " ".join(failures))
 
 
 def _called_eagerly(device: torch.device) -> tuple[dict[str, Attention], list[str]]:
@@ -118,7 +119,11 @@ def _passes(attend: Attention, device: torch.device) -> dict[str, Callable[[], o
     def both() -> None:
         torch.autograd.grad(attend(q, k, v), given, grad_out)
 
-    return {_FORWARD: lambda: attend(q, k, v), _BOTH: both}
+    def alone() -> None:
+        with torch.autograd.set_multithreading_enabled(False):
+            both()
+
+    return {_FORWARD: lambda: attend(q, k, v), _BOTH: both, _ALONE: alone}
 
 
 def _table(mode: str, measured: Mapping[str, Measured], failures: list[str]) -> Table:
