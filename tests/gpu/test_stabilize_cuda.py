@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashpoint
 from flashpoint.numerics.stabilizers import in_fp16
@@ -104,6 +105,42 @@ def test_fewer_heads_of_keys_under_autocast() -> None:
         found = passes(causal, [*(x.float() for x in given[:3]), given[3]])
     assert found[0].dtype == torch.bfloat16
     assert_near(found, exact(given))
+
+
+class Mode(TorchDispatchMode):
+    """Sees each operation, as one that traces does."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e6])
+def test_eager_mode_waits_for_nothing_and_has_the_bits_that_are_traced(scale: float) -> None:
+    given = inputs(scale=scale)
+    with flashpoint.stabilize(MODEL), sdpa_kernel(SDPBackend.MATH):
+        passes(causal, given)  # constants are copied
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            eager = passes(causal, given)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+        with Mode():
+            traced = passes(causal, given)
+    for one, other in zip(eager, traced, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_cuda_graph_counts_in_each_replay() -> None:
+    q, k, v, _ = inputs(scale=1e6)
+    with flashpoint.stabilize(MODEL) as told, torch.no_grad():
+        wanted = causal(q, k, v)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = causal(q, k, v)
+        for _ in range(3):
+            graph.replay()
+        assert told.clamped == 1 + 3
+        assert out.equal(wanted)
 
 
 RANKS = """
