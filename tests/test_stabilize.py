@@ -241,6 +241,23 @@ def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert not inside[0].equal(before[0])
 
 
+@pytest.mark.parametrize("heads_of_keys", [2, 4])
+def test_compiled_it_counts_as_in_eager_mode(heads_of_keys: int) -> None:
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+
+    q, k, v, _ = inputs(heads_of_keys=heads_of_keys)
+    for number in (1e5, math.inf, -math.inf, math.nan, 65_280.0):  # the last is BF16's largest that fits
+        k[1, 1, 3, 5] = number
+        counts = []
+        for attend in (grouped, torch.compile(grouped, backend="aot_eager", fullgraph=True)):
+            torch._dynamo.reset()
+            with flashpoint.stabilize(MODEL) as told:
+                attend(q, k, v)
+                counts.append(told.clamped)
+        assert counts == [int(abs(number) > 65_504)] * 2
+
+
 def test_one_tensor_as_keys_and_values_is_traced() -> None:
     torch._dynamo.reset()
     q, k, _, grad_out = (x.requires_grad_() for x in inputs())

@@ -57,6 +57,9 @@ class Stabilized:
         if device not in self._beyond:
             return
         with torch.no_grad():
+            if torch.compiler.is_compiling():
+                self._beyond[device] += _largest_by_rows(tensors) > FP16_MAX
+                return
             largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
             # A graph fills those of its own anew in each replay.
             if not is_eager(*tensors) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
@@ -71,6 +74,14 @@ class Stabilized:
         self._largest[device] = []
         with torch.no_grad():
             self._beyond[device] += (torch.stack(largest).view(-1, 3) > FP16_MAX).sum(0)
+
+
+def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
+    """Return max|x| of each tensor. A compiler takes the rows' along where it casts, and reads the tensors once."""
+    rows = [x.abs().amax(-1).flatten() for x in tensors]
+    if len({len(row) for row in rows}) == 1:
+        return torch.stack(rows).amax(1)
+    return torch.stack([row.amax() for row in rows])
 
 
 @contextlib.contextmanager
