@@ -6,7 +6,9 @@ What is missing here costs time and nothing else.
 # ruff: noqa: F401
 import gc
 import io
+import sys
 from pathlib import Path
+from typing import Any
 
 import hydra.main
 import pyarrow.compute
@@ -16,6 +18,7 @@ import scipy.stats
 import tokenizers.implementations
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
+from hydra._internal.hydra import Hydra  # noqa: TID251
 from matplotlib.figure import Figure
 
 import flashpoint.cli.diagnose
@@ -38,6 +41,18 @@ from flashpoint.lab.cli.composition import store_schema
 store_schema()
 with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
     compose("train", ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"])
+
+# Hydra composes all of it once more to look for hydra.mode, which only the command line or files of the user's can set.
+_look_for_mode = Hydra.get_mode
+
+
+def _mode(self: Hydra, config_name: str | None, overrides: list[str]) -> Any:
+    """None is what Hydra finds where nobody has set it."""
+    asked = any(argument.startswith("-") or "hydra" in argument for argument in sys.argv[1:])
+    return _look_for_mode(self, config_name, overrides) if asked else None
+
+
+Hydra.get_mode = _mode  # type: ignore[method-assign]
 
 # The first figure builds what Matplotlib keeps for all: its list of fonts, its parser of "$10^1$".
 figure = Figure(layout="constrained")
