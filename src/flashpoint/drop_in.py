@@ -95,7 +95,7 @@ def attention(
     _refuse_mask_and_dropout(attn_mask, dropout_p)
     if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(query.device.type)
-        query, key, value = (x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))
+        query, key, value = (x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value))
     if not torch.compiler.is_compiling():
         _refuse_transforms(query, key, value)
     _check(query, key, value, enable_gqa)
@@ -114,7 +114,8 @@ def attention(
     out = dispatch.attention(
         query, key, value, chosen, layer=layer, seed_and_step=seed_and_step, causal=is_causal, scale=scale
     )
-    return (out[..., :d] if out.shape[-1] > d else out).to(query.dtype)
+    out = out[..., :d] if out.shape[-1] > d else out
+    return out if out.dtype == query.dtype else out.to(query.dtype)
 
 
 def _as_kernels_take(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:

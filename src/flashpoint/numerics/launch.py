@@ -127,7 +127,7 @@ def flash_bwd(
     """Return dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
     k = centered if centered.numel() else k
     # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
-    grad_out = grad_out.to(q.dtype)
+    grad_out = grad_out if grad_out.dtype == q.dtype else grad_out.to(q.dtype)
     context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step, "causal": causal, "scale": scale}
     grad_q, rows, drift = flash_bwd_dq(grad_out, q, k, v, out, logsumexp, out_for_delta, variant, **context)
     grad_k, grad_v = flash_bwd_dkdv(grad_out, q, k, v, rows, drift, variant, **context)
