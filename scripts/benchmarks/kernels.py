@@ -186,7 +186,7 @@ def _at(
     return measured, failures
 
 
-class _CallGraph:
+class CallGraph:
     """A CUDA graph of a few calls.
 
     Args:
@@ -249,7 +249,7 @@ def _passes(run: Attention, inputs: Sequence[Tensor]) -> tuple[float | None, dic
         return None, {"forward": _launched(forward, q.device), "backward": _launched(backward, q.device)}
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20
     pool = torch.cuda.graph_pool_handle()  # of both passes, of which nobody reads the results
-    return peak, {"forward": _CallGraph(forward, pool).seconds, "backward": _CallGraph(backward, pool).seconds}
+    return peak, {"forward": CallGraph(forward, pool).seconds, "backward": CallGraph(backward, pool).seconds}
 
 
 def _launched(call: Callable[[], object], device: torch.device) -> Timed:

@@ -1,0 +1,1 @@
+"""Kernels of ``flash_fixed`` for Hopper that nothing calls but :mod:`benchmarks.candidates`."""
