@@ -297,6 +297,88 @@ def test_a_named_function_with_another_output_and_layout(monkeypatch: pytest.Mon
     assert max(errors(inside, [x.double() for x in plain])) < 2**-6
 
 
+def line_by_line(monkeypatch: pytest.MonkeyPatch, expected: torch.dtype = torch.float16) -> tuple[Any, str]:
+    """Return a module whose ``attend`` computes attention in the dtype of q, and the word that names it."""
+    module: Any = types.ModuleType("attention_line_by_line")
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | float = 0.0) -> Tensor:
+        assert query.dtype is expected
+        return (query @ key.mT / 4 + bias).softmax(-1) @ value
+
+    module.attend = attend
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    return module, f"{module.__name__}:attend"
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_named_function_with_a_bias_and_arguments_by_name(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
+    module, word = line_by_line(monkeypatch)
+    bias = torch.linspace(-2, 2, 32 * 32).reshape(1, 1, 32, 32).bfloat16()
+    wanted = exact(bias, causal=False)
+    for attend in (
+        lambda q, k, v, b: module.attend(q, k, v, b),
+        lambda q, k, v, b: module.attend(q, key=k, value=v, bias=b),
+        lambda q, k, v, b: module.attend(bias=b, value=v, key=k, query=q),
+    ):
+        with flashpoint.stabilize(MODEL, functions=[word]):
+            call = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+            found = passes(call, bias)
+            assert max(errors(found, wanted)) < 2**-7
+            out = attend(*inputs()[:3], bias)  # one that is not learned
+        assert out.equal(found[0])
+
+
+def test_a_named_function_under_autocast_is_cast_inside_as_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bias in FP32 makes weights of FP32, which autocast casts to the dtype of V."""
+    module, word = line_by_line(monkeypatch)
+    bias = torch.linspace(-2, 2, 32 * 32).reshape(1, 1, 32, 32)
+    given = [x.float() for x in inputs()]
+    with flashpoint.stabilize(MODEL, functions=[word]), torch.autocast("cpu", torch.bfloat16):
+        found = passes(module.attend, bias, given=given)
+    assert [x.dtype for x in found] == [torch.bfloat16, *[torch.float32] * 4]
+    assert max(errors(found, exact(bias, causal=False))) < 2**-7
+
+
+def test_gradients_of_a_learned_sink_are_scaled_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One number a head, which a kernel wants in its own dtype."""
+    module: Any = types.ModuleType("attention_with_sinks")
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> Tensor:
+        assert sinks.dtype in (torch.bfloat16, torch.float64)
+        scores = q.to(v.dtype) @ k.mT / 4
+        sink = sinks.to(v.dtype)[:, None, None].expand(2, 4, 32, 1)
+        return torch.cat([scores, sink], -1).softmax(-1)[..., :-1] @ v
+
+    module.attend = attend
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    sinks = torch.linspace(-2, 2, 4).bfloat16()
+    wanted = passes(attend, sinks.double(), given=[x.double() for x in inputs()])
+    with flashpoint.stabilize(MODEL, functions=["attention_with_sinks:attend"]):
+        found = passes(module.attend, sinks)
+    assert max(errors(found, wanted)) < 2**-7
+
+
+def test_a_block_in_a_block_belongs_to_it(capfd: pytest.CaptureFixture[str]) -> None:
+    """As of a teacher and a student: each is told of once, and by nobody that no attention was called."""
+    with flashpoint.stabilize(MODEL) as outer:
+        with flashpoint.stabilize(nn.Linear(2, 2)) as inner:
+            passes(causal, given=inputs(1e6))
+        passes(causal)
+        assert outer.clamped == inner.clamped == 1
+    assert F.scaled_dot_product_attention is KNOWN["sdpa"]
+    told = capfd.readouterr().err.splitlines()
+    assert len(told) == 2
+    assert "no attention" not in "".join(told)
+
+
+def test_what_keeps_an_attention_of_the_block_has_the_usual_one_after_it() -> None:
+    with flashpoint.stabilize(MODEL):
+        kept = F.scaled_dot_product_attention
+        inside = kept(*inputs()[:3])
+    assert kept(*inputs()[:3]).equal(KNOWN["sdpa"](*inputs()[:3]))
+    assert not kept(*inputs()[:3]).equal(inside)
+
+
 def test_a_model_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)

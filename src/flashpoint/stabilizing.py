@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,27 +18,38 @@ from torch import Tensor, nn
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
 from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
-from flashpoint.watching.functions import NamedFunction, places_of, queries_keys_values, replaced
+from flashpoint.watching.functions import NAMES, NamedFunction, places_of, replaced
 from flashpoint.watching.interception import interface_in_use
 
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
 _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
-_NAMES: tuple[str, ...] = ("q", "k", "v", "query", "key", "value")
 _AT_ONCE = 3 * 64
 """Tensors of eager mode that are counted by one sum."""
 _seen: dict[int, set[str]] = {}
 """Names of the attentions that were computed in FP16, by context."""
+_open: list[Stabilized] = []
+"""What the block in which this process is counts, if it is in one."""
 
 
 class Stabilized:
-    """What :func:`stabilize` did so far."""
+    """What :func:`stabilize` did so far.
 
-    def __init__(self, devices: Sequence[torch.device]) -> None:
-        self._beyond = {device: torch.zeros(3, dtype=torch.int64, device=device) for device in devices}
-        self._largest: dict[torch.device, list[Tensor]] = {device: [] for device in devices}  # not counted yet
-        for count in self._beyond.values():
-            torch._dynamo.mark_static_address(count)  # a CUDA graph may then add to it
+    Attributes:
+        open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._beyond: dict[torch.device, Tensor] = {}
+        self._largest: dict[torch.device, list[Tensor]] = {}  # not counted yet
+        self.open = True
+
+    def count_on(self, devices: Iterable[torch.device]) -> None:
+        """Count on these devices, too."""
+        for device in devices:
+            if device not in self._beyond:
+                self._beyond[device], self._largest[device] = torch.zeros(3, dtype=torch.int64, device=device), []
+                torch._dynamo.mark_static_address(self._beyond[device])  # a CUDA graph may then add to it
 
     @property
     def clamped(self) -> int:
@@ -97,7 +108,8 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
 
     Calls of PyTorch's ``scaled_dot_product_attention``, those of Transformers' interface and of ``functions`` are
     computed so, in all models of this process; a line tells of the first call of each. Others, and calls in FP32 or
-    FP16, stay as they are. So does a function that the model keeps in an attribute of its own.
+    FP16, stay as they are. So does a function that the model keeps in an attribute of its own. A block inside another
+    one belongs to it, which counts and tells for both.
 
     Args:
         model: on whose devices is counted what does not fit FP16. At the end a line tells of it.
@@ -113,14 +125,17 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}: give the model, a torch.nn.Module")
-    told = Stabilized([*{x.device: None for x in (*model.parameters(), *model.buffers())}])
+    outer = bool(_open)
+    told = _open[0] if outer else Stabilized()
+    told.count_on(x.device for x in (*model.parameters(), *model.buffers()))
     try:
         named = [NamedFunction.of(word) for word in functions]
     except UserError as error:
         raise ValueError(str(error)) from None
     with contextlib.ExitStack() as entered:
+        inside = _sdpa(told)
         for module, name in _users_places(_SDPA[0]):
-            entered.enter_context(replaced(module, name, _sdpa(told)))
+            entered.enter_context(replaced(module, name, inside))
         for one in named:
             original = getattr(one.owner, one.name)
             inside = functools.wraps(original)(_function(told, original, one.word, -3 if one.by_token else -2))
@@ -128,9 +143,15 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
                 entered.enter_context(replaced(module, name, inside))
         if (asked := interface_in_use()) is not None:
             entered.enter_context(replaced(asked, "get_interface", _interface(told, asked.get_interface)))
+        if outer:
+            yield told
+            return
+        _open.append(told)
         try:
             yield told
         finally:
+            told.open = False
+            _open.remove(told)
             _tell(told)
 
 
@@ -179,7 +200,7 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **options: Any
     ) -> Tensor:
         dtype = _dtype_of(query, key, value)
-        if dtype is None:
+        if dtype is None or not told.open:
             return original(query, key, value, attn_mask, *more, **options)
         _note(id(told), "scaled_dot_product_attention")
         told.count(query, key, value)
@@ -196,22 +217,43 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
 
 def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens: int) -> Callable[..., Any]:
     def inside(*given: Any, **options: Any) -> Any:
-        by_name = {name: options[name] for name in _NAMES if name in options}
-        found = queries_keys_values(by_name, given)
-        dtype = None if found is None else _dtype_of(*found)
-        if found is None or dtype is None:
+        arguments = dict(enumerate(given)) | options
+        qkv = _queries_keys_values(arguments)
+        dtype = _dtype_of(*(arguments[at] for at in qkv)) if len(qkv) == 3 and told.open else None
+        if dtype is None:
             return original(*given, **options)
         _note(id(told), name)
-        told.count(*found)
+        told.count(*(arguments[at] for at in qkv))
+        beside = [at for at, x in arguments.items() if at not in qkv and isinstance(x, Tensor)]
+        biases = [at for at in beside if _is_bias(arguments[at])]
+        learned = [at for at in beside if at not in biases and arguments[at].requires_grad]
 
-        def attend(*qkv: Tensor) -> Any:
-            if by_name:
-                return original(*given, **(options | dict(zip(by_name, qkv, strict=True))))
-            return original(*qkv, *given[3:], **options)
+        def attend(*inner: Tensor) -> Any:
+            new = arguments | dict(zip([*qkv, *biases, *learned], inner, strict=True))
+            return original(*(new[at] for at in range(len(given))), **{of: new[of] for of in options})
 
-        return in_fp16(attend, *found, dtype=dtype, tokens=tokens)
+        return in_fp16(
+            attend,
+            *(arguments[at] for at in [*qkv, *biases]),
+            learned=[arguments[at] for at in learned],
+            dtype=dtype,
+            tokens=tokens,
+        )
 
     return inside
+
+
+def _queries_keys_values(arguments: Mapping[int | str, Any]) -> list[int | str]:
+    """Return where q, k and v are among a call's arguments, by name or number; fewer places where they are not."""
+    places: list[Any] = [next((name for name in names if name in arguments), None) for names in NAMES]
+    if None in places:
+        places = [at if at in arguments else name for at, name in enumerate(places)]
+    return [at for at in places if isinstance(arguments.get(at), Tensor)]
+
+
+def _is_bias(x: Tensor) -> bool:
+    """Whether an argument is added to scores: it is to have their dtype, or the weights would not have that of V."""
+    return x.dtype == torch.bfloat16 and x.dim() > 1
 
 
 def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., Any]:

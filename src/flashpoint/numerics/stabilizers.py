@@ -57,6 +57,7 @@ def in_fp16(
     k: Tensor,
     v: Tensor,
     *biases: Tensor,
+    learned: Sequence[Tensor] = (),
     dtype: torch.dtype | None = None,
     tokens: int = -2,
 ) -> Any:
@@ -67,9 +68,10 @@ def in_fp16(
     where k or q are large. The host waits for nothing.
 
     Args:
-        attention: takes q, k, v and biases; returns O, or a tuple with O first.
+        attention: takes q, k, v, biases and ``learned``; returns O, or a tuple with O first.
         q, k, v: [B, H, T, d], or of another layout that the attention takes.
         biases: what is added to the scores, of any shape.
+        learned: what else has gradients, of any shape and dtype, as sinks; it is not cast.
         dtype: of O, where it is not that of q.
         tokens: the dimension of O that counts queries.
 
@@ -78,13 +80,14 @@ def in_fp16(
     """
     k = k.view_as(k) if k is q else k  # no compiler traces a function that gets one tensor twice
     v = v.view_as(v) if v is q or v is k else v
-    learned = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
-    *inner, factor = _Enter.apply(q, k, v, *(bias for bias, asks in zip(biases, learned, strict=True) if asks))
+    asks = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
+    cast = [q, k, v, *(bias for bias, learns in zip(biases, asks, strict=True) if learns)]
+    *inner, factor = _Enter.apply(len(cast), *cast, *learned)
     rest = iter(inner[3:])
-    inner_biases = [next(rest) if asks else _half_of_bias(bias) for bias, asks in zip(biases, learned, strict=True)]
+    beside = [next(rest) if learns else _half_of_bias(bias) for bias, learns in zip(biases, asks, strict=True)]
     casts = not q.is_meta and torch.is_autocast_enabled(q.device.type)  # PyTorch's attention would then take BF16
-    with torch.autocast(q.device.type, enabled=False) if casts else contextlib.nullcontext():
-        inside = attention(*inner[:3], *inner_biases)
+    with torch.autocast(q.device.type, torch.float16) if casts else contextlib.nullcontext():
+        inside = attention(*inner[:3], *beside, *rest)
     whole = list(inside) if isinstance(inside, (tuple, list)) else [inside]  # PyTorch 2.6 traces no tuple | list
     at = [0, *(i for i, one in enumerate(whole) if i and isinstance(one, Tensor) and one.requires_grad)]
     for i, one in zip(at, _Leave.apply(factor, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
@@ -109,31 +112,37 @@ def _wide(x: Tensor) -> Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """Casts to FP16. The last output has no value. Its gradient is the factor that :class:`_Leave` chose.
+    """Casts to FP16, as many tensors as ``count`` says. The last output has no value. Its gradient is the factor that
+    :class:`_Leave` chose.
 
     The context comes with ``forward``: ``setup_context`` would have PyTorch read signatures in each call.
     """
 
     @staticmethod
-    def forward(ctx: Any, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, count: int, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.dtypes = tuple(x.dtype for x in given)
-        qkv, biases = map(_half, given[:3]), map(_half_of_bias, given[3:])
-        return (*qkv, *biases, given[0].new_empty((), dtype=torch.float32))
+        qkv, biases = map(_half, given[:3]), map(_half_of_bias, given[3:count])
+        return (*qkv, *biases, *(x.view_as(x) for x in given[count:]), given[0].new_empty((), dtype=torch.float32))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inner, factor = grads
         if is_eager(factor) and not torch.is_grad_enabled():
             wide = factor.view(1)  # as with bounds
-            return tuple(
+            return None, *(
                 torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
                 for grad, dtype in zip(inner, ctx.dtypes, strict=True)
             )
-        return tuple(
+        return None, *(
             # By a power of two it does not matter which comes first, and BF16 is half to read and write.
             grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
             for grad, dtype in zip(inner, ctx.dtypes, strict=True)
         )
+
+
+def enters_fp16(node: Any) -> bool:
+    """Whether a node of the graph is the cast of q, k and v to FP16: its gradients go on as if each had its own."""
+    return isinstance(node, _Enter._backward_cls)
 
 
 class _Leave(torch.autograd.Function):

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 
-_NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
+NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
+"""Of the arguments of an attention."""
 
 
 class NoMask:
@@ -76,15 +77,23 @@ def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
     return [(module, name) for module in modules for name, value in list(vars(module).items()) if value is function]
 
 
+_ended: list[tuple[Any, str, Any, Any]] = []
+"""Replacements whose blocks have ended below others: owner, name, what was put there, and what it took the place of."""
+
+
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """In the block, have something in the place of an attribute."""
+    """In the block, have something in the place of an attribute. Blocks may end in any order: one that ends below
+    another leaves that one in its place, until it ends, too."""
     old = getattr(owner, name)
     setattr(owner, name, new)
     try:
         yield
     finally:
-        setattr(owner, name, old)
+        _ended.append((owner, name, new, old))
+        while below := [one for one in _ended if one[0] is owner and one[1] == name and one[2] is getattr(owner, name)]:
+            _ended.remove(below[-1])
+            setattr(owner, name, below[-1][3])
 
 
 def arguments_of(function: Callable[..., Any], positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
@@ -111,7 +120,7 @@ def queries_keys_values(given: Mapping[str, Any], positional: Sequence[Any]) -> 
         given: its arguments by name.
         positional: those that may be q, k and v, in this order.
     """
-    by_name = [given.get(short, given.get(long)) for short, long in _NAMES]
+    by_name = [given.get(short, given.get(long)) for short, long in NAMES]
     for found in (by_name, list(positional[:3])):
         if len(found) == 3 and all(isinstance(one, Tensor) for one in found):
             return found
