@@ -89,7 +89,8 @@ class CallMode(TorchFunctionMode):
             packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
             weights = [packed, *(kwargs.get(f"{name}_proj_weight") for name in "qkv")]
             known = tuple(weight for weight in weights if weight is not None)
-            with replaced(F, _SDPA.__name__, self._sdpa), self._interceptor.calls_with(known):
+            inside = partial(self._sdpa, F.scaled_dot_product_attention)  # which another context may have replaced
+            with replaced(F, _SDPA.__name__, inside), self._interceptor.calls_with(known):
                 result = func(*args, **kwargs)
             if kwargs.get("need_weights") and self._interceptor.listening:
                 self._interceptor.miss(
@@ -102,18 +103,18 @@ class CallMode(TorchFunctionMode):
             return kept
         if func is not _SDPA and not _is_drop_in(func):
             return func(*args, **kwargs)
+        return self._sdpa(func, *args, **kwargs)
+
+    def _sdpa(self, func: Any, *args: Any, **kwargs: Any) -> Any:
         given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
-        name = "scaled_dot_product_attention" if func is _SDPA else "flashpoint.attention"
-        keep = partial(self._keep, func, given)
+        name = "flashpoint.attention" if "variant" in given else _SDPA.__name__
+        keep = partial(self._keep, given)
         return self._interceptor.call(name, func, args, kwargs, keep, draws=bool(given.get("dropout_p")))
 
-    def _keep(self, func: Any, given: dict[str, Any], out: Any) -> None:
-        name = "sdpa" if func is _SDPA else _variant_name(given["variant"])
+    def _keep(self, given: dict[str, Any], out: Any) -> None:
+        name = _variant_name(given["variant"]) if "variant" in given else "sdpa"
         tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
         self._interceptor.keep(name, tensors, partial(_form_of_sdpa, given), in_order=True)
-
-    def _sdpa(self, *args: Any, **kwargs: Any) -> Any:
-        return self.__torch_function__(_SDPA, (), args, kwargs)
 
 
 def _form_of_sdpa(given: dict[str, Any], call: SeenCall) -> Form:

@@ -8,6 +8,7 @@ depends.
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
@@ -108,7 +109,7 @@ def _made_by(q: Tensor, outputs: ModuleOutputs) -> Output | None:
     """Return the one module through whose output q comes; None where it comes through another one or a matrix of no
     module, too."""
     found: list[Output] = []
-    seen, left = set[Any](), [q.grad_fn]
+    seen, left = set[Any](), [_source(q)[0]]
     while left:
         node = left.pop()
         if node is None or node in seen:
@@ -124,6 +125,15 @@ def _made_by(q: Tensor, outputs: ModuleOutputs) -> Output | None:
     return found[0] if len(found) == 1 else None
 
 
+def _source(q: Tensor) -> tuple[Any, int]:
+    """Return the edge by which q comes; before the cast to FP16 that it shares with k and v."""
+    node: Any = q.grad_fn
+    stabilizers = sys.modules.get("flashpoint.numerics.stabilizers")  # loaded, where a graph has such a cast
+    if stabilizers is not None and stabilizers.enters_fp16(node):
+        return cast("tuple[Any, int]", node.next_functions[q.output_nr])
+    return node, q.output_nr
+
+
 def _heads_of_features(q: Tensor, edge: GradientEdge) -> Tensor | None:
     """Return of which head's queries each feature of a projection's output is, [features] int64, from 0, and −1 where
     it is of none. None where a feature is of several heads.
@@ -134,12 +144,12 @@ def _heads_of_features(q: Tensor, edge: GradientEdge) -> Tensor | None:
     heads = torch.arange(q.shape[1], device=q.device)
     generator = torch.Generator(q.device).manual_seed(0)
     asked = torch.randn(q.shape, generator=generator, device=q.device, dtype=torch.float32)
-    devices = [q.device] if q.device.type == "cuda" else []
+    devices, source = [q.device] if q.device.type == "cuda" else [], GradientEdge(*_source(q))
 
     def answer(exponents: Tensor) -> Tensor:
         times = torch.exp2(exponents.float())[:, None, None]
         with torch.random.fork_rng(devices):  # what is computed anew may draw dropout: the same each time
-            (of_output,) = torch.autograd.grad(q, edge, (asked * times).to(q.dtype), retain_graph=True)
+            (of_output,) = torch.autograd.grad(source, edge, (asked * times).to(q.dtype), retain_graph=True)
         return of_output.flatten(0, -2).float()
 
     base = answer(torch.zeros_like(heads))
