@@ -25,8 +25,8 @@ from flashpoint.runs import migrations
 from flashpoint.runs.migrations import REMOVED_CHOICES
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
-from tests.composed import CONFIGS, composed, composed_values
-from tests.conftest import REPOSITORY
+from tests.composed import CONFIGS, composed, composed_values, configured_values
+from tests.conftest import REPOSITORY, TINY
 
 
 def stored_config(run: Run) -> dict[str, Any]:
@@ -57,6 +57,18 @@ def test_every_option_composes(path: Path) -> None:
     config = composed(f"{path.parent.name}={path.stem}")
     if path.parent.name == "attn":
         assert config.attn.name == path.stem
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        TINY,
+        ("train.steps=3", "experiment=ignite", "train={warmup_steps: 7}", "model.vocab_size=512", "data=text"),
+        ("attn=flash_bf16", "attn.out={mode: none}", "attn.layers=[1]", "tracking.tags=[a]", "replay=runs/a"),
+    ],
+)
+def test_the_configurations_of_other_tests_are_those_that_hydra_composes(overrides: tuple[str, ...]) -> None:
+    assert configured_values(*overrides) == composed_values(*overrides)
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")

@@ -15,7 +15,7 @@ from flashpoint.lab.data.tape import Tape, TapeHeader, TapeWriter
 from flashpoint.lab.replay import replayed_values, resumed_values
 from flashpoint.runs.folder import RunFolder
 from tests import warm
-from tests.composed import CONFIGS, composed_values
+from tests.composed import CONFIGS, configured_values
 from tests.conftest import environment, train_command
 from tests.lab.evidence.kept import set_outcome
 from tests.records import write_run
@@ -26,7 +26,7 @@ RECORDED = ("checkpoints.budget_gib=24", "train.lr=0.5", "tracking=disabled", "t
 @pytest.fixture
 def recorded(run: RunFolder) -> dict[str, Any]:
     """The configuration of ``run``, which has a tape of one step."""
-    write_json(run.config, build_config(composed_values(*RECORDED), CONFIGS / "attn").to_dict())
+    write_json(run.config, build_config(configured_values(*RECORDED), CONFIGS / "attn").to_dict())
     header = TapeHeader(
         data_fingerprint="", context=4, n_windows=9, micro_batches=1, ranks=1, sequences=2, seed=0, initial_weights=""
     )
@@ -38,12 +38,12 @@ def recorded(run: RunFolder) -> dict[str, Any]:
 
 def resumed(run: RunFolder, *overrides: str) -> dict[str, Any]:
     command = [f"resume={run.path}", *overrides]
-    return resumed_values(composed_values(*command), command)
+    return resumed_values(configured_values(*command), command)
 
 
 def replayed(run: RunFolder, *overrides: str) -> dict[str, Any]:
     command = [f"replay={run.path}", *overrides]
-    return replayed_values(composed_values(*command), command)
+    return replayed_values(configured_values(*command), command)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from flashpoint.lab.training import admission
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.run_size import RunSize, total
 from flashpoint.lab.training.step import OptimizerStep
-from tests.composed import composed
+from tests.composed import configured
 
 GIB = 2**30
 H200, CARD_OF_8_GIB = 139.8 * GIB, 7.6 * GIB  # as the driver tells them
@@ -31,12 +31,12 @@ MEASURED = {
 
 @pytest.mark.parametrize("overrides", MEASURED, ids=" ".join)
 def test_what_a_gpu_run_needs_is_below_what_it_took(overrides: tuple[str, ...]) -> None:
-    needed = total(RunSize.of_config(composed(*overrides), "cuda").memory("cuda")) / GIB
+    needed = total(RunSize.of_config(configured(*overrides), "cuda").memory("cuda")) / GIB
     assert 0.25 * MEASURED[overrides] < needed < MEASURED[overrides]
 
 
 def test_the_presets_fit_the_machines_they_are_for() -> None:
-    laptop, ignite, gpt2 = (composed(f"experiment={name}") for name in ("laptop", "ignite", "gpt2_124m"))
+    laptop, ignite, gpt2 = (configured(f"experiment={name}") for name in ("laptop", "ignite", "gpt2_124m"))
     assert total(RunSize.of_config(laptop, "cpu").memory("cpu")) < GIB / 2
     assert total(RunSize.of_config(ignite, "cuda").memory("cuda")) < CARD_OF_8_GIB
     assert total(RunSize.of_config(gpt2, "cuda").memory("cuda")) < H200
@@ -51,7 +51,7 @@ def test_parameters_and_what_a_checkpoint_holds_are_counted_exactly(family: str,
         return  # refused
     shape = ("model.n_layer=3", "model.d_model=96", "model.n_head=3", "model.context=40")
     layers = (f"model.family={family}", f"model.n_kv_head={n_kv_head}", f"model.{other}")
-    config = composed("experiment=laptop", "probes.attention=[]", *shape, *layers)
+    config = configured("experiment=laptop", "probes.attention=[]", *shape, *layers)
     model = GPT(config.model, config.attn, 0)
     for optimizer in (OptimizerConfig(), OptimizerConfig(name="muon")):
         config = dataclasses.replace(config, optimizer=optimizer)
@@ -71,7 +71,7 @@ def test_a_budget_that_is_told_is_one_that_is_taken(
 ) -> None:
     """It was to be lowered to 0 or less, which was refused for three checkpoints."""
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=free))
-    config = composed("experiment=laptop", "model.d_model=256", "checkpoints.interval=1")
+    config = configured("experiment=laptop", "model.d_model=256", "checkpoints.interval=1")
     with pytest.raises(UserError, match=rf"for checkpoints: {told}$"):
         admission.admit(config)
     admission.admit(dataclasses.replace(config, checkpoints=dataclasses.replace(config.checkpoints, **{key: value})))
@@ -94,7 +94,7 @@ def test_a_run_that_is_refused_for_its_size_fits_with_the_value_that_is_told(
     disk = 50 * GIB if key == "train.steps" else 2**80
     monkeypatch.setattr(admission, "memory", lambda: 8 * GIB)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: types.SimpleNamespace(free=disk))
-    config = composed("experiment=laptop", "checkpoints.interval=0", "probes.attention_interval=0", override)
+    config = configured("experiment=laptop", "checkpoints.interval=0", "probes.attention_interval=0", override)
     with pytest.raises(UserError, match=rf"needs at least .+ GiB of .+: lower {key}=[\d,]+ to [\d,]+ or less") as error:
         admission.admit(config)
     most = int(str(error.value).split(" to ")[-1].split(" or ")[0].replace(",", ""))
@@ -108,9 +108,9 @@ def test_a_run_that_is_refused_for_its_size_fits_with_the_value_that_is_told(
 def test_a_branch_needs_disk_for_what_it_writes_itself() -> None:
     """It was refused for the snapshots and checkpoints of the steps before it, too."""
     every = ("experiment=laptop", "checkpoints.interval=10", "checkpoints.weights_interval=5", "train.steps=1005")
-    branch = dataclasses.replace(composed(*every), replay="original", from_step=998)
+    branch = dataclasses.replace(configured(*every), replay="original", from_step=998)
     needed = RunSize.of_config(branch, "cpu")
     assert needed.disk()["snapshots of the weights"] == 2 * 4 * needed.parameters  # after 1,000 and 1,005 steps
     assert needed.disk()["checkpoints"] == needed.checkpoint_bytes  # after 1,000 steps
-    whole = RunSize.of_config(composed(*every), "cpu")
+    whole = RunSize.of_config(configured(*every), "cpu")
     assert needed.disk()["the tape"] == whole.disk()["the tape"]  # that of the steps before is copied

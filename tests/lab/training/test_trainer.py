@@ -30,7 +30,7 @@ from flashpoint.listeners import Listener, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import Outcome
 from flashpoint.runs.subfolders import by_step
-from tests.composed import CONFIGS, composed, composed_values
+from tests.composed import CONFIGS, configured, configured_values
 from tests.conftest import TINY
 from tests.verdicts import metrics_of
 
@@ -54,7 +54,7 @@ class Runs:
         self.folder = folder
 
     def config(self, *overrides: str) -> Config:
-        return composed(*TINY, *self._own, *overrides)
+        return configured(*TINY, *self._own, *overrides)
 
     def train(self, *overrides: str, listeners: Sequence[Listener] = ()) -> Outcome:
         return run(self.config(*overrides), listeners)
@@ -253,7 +253,7 @@ def test_what_changes_an_update_is_repeated_bit_by_bit_and_gone_on_with(runs: Ru
 def replay_of(runs: Runs, name: str, *overrides: str) -> Config:
     """The configuration of a replay of a run, as the command line makes it."""
     given = [f"replay={runs.folder / name}", f"runs_dir={runs.folder}", *overrides]
-    return build_config(replayed_values(composed_values(*given), given), CONFIGS / "attn")
+    return build_config(replayed_values(configured_values(*given), given), CONFIGS / "attn")
 
 
 def test_a_branch_that_turns_nan_at_once_says_where(runs: Runs) -> None:
