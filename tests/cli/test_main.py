@@ -13,6 +13,7 @@ import pytest
 
 from flashpoint.cli.main import VERBS
 from flashpoint.errors import remedy
+from tests import warm
 from tests.conftest import REPOSITORY, environment
 from tests.records import call, refusal, write_run
 
@@ -66,7 +67,7 @@ def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
     ):
         assert line in result.stdout
     stub = [sys.executable, str(REPOSITORY / "train.py"), "--help"]
-    assert subprocess.run(stub, cwd=tmp_path, env=environment(), capture_output=True, text=True).stdout == result.stdout
+    assert warm.run(stub, cwd=tmp_path, env=environment()).stdout == result.stdout
 
 
 @pytest.mark.parametrize(

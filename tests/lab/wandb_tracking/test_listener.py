@@ -337,8 +337,8 @@ def test_a_resume_is_the_same_run_and_a_replay_or_a_branch_another(train: Comman
     for arguments in (
         ["run_name=one", "train.steps=2", "checkpoints.interval=2", "tracking=offline"],
         ["resume=one", "train.steps=4"],
-        ["replay=one", "run_name=again"],
-        ["replay=one", "from_step=2", "run_name=branch"],
+        ["replay=one", "run_name=again", "tracking=offline"],
+        ["replay=one", "from_step=2", "run_name=branch", "tracking=offline"],
     ):
         result = train(*arguments, tiny="run_name=one" in arguments)
         assert result.returncode == 0, result.stderr
