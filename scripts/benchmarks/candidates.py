@@ -3,7 +3,8 @@
     python scripts/benchmarks/candidates.py --out FOLDER
     python scripts/benchmarks/candidates.py --only fwd-turns dq-64    # today's are always there
 
-Each candidate takes the place of one kernel: the forward pass, δ and dQ, or dK and dV. First each runs in a process of
+Each candidate takes the place of one kernel: the forward pass, δ and dQ, dK and dV, or the
+whole backward pass. First each runs in a process of
 its own, which is killed if it hangs, and is compared with FP64. Then those that came through take turns in replays of
 CUDA graphs.
 """
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,9 +53,9 @@ COMPARED: AttentionShape = (4, 12, 1040, 0)
 """Compared with FP64, with 64 and 128 features: more blocks than an H200 runs at once, the last of each head cut
 short."""
 VARIANT = variant_named("flash_fixed", CONFIGS / "attn")
-WORK = {"forward": 1.0, "dQ": 1.5, "dK, dV": 2.0}
-"""FLOPs of a kernel over those of a forward pass: S and dP are computed once by each of the last two."""
-TODAY = {"forward": "today-fwd", "dQ": "today-dq", "dK, dV": "today-dkdv"}
+WORK = {"forward": 1.0, "dQ": 1.5, "dK, dV": 2.0, "backward": BACKWARD_WORK}
+"""FLOPs of a kernel over those of a forward pass: dQ and dK, dV each compute S and dP."""
+TODAY = {"forward": "today-fwd", "dQ": "today-dq", "dK, dV": "today-dkdv", "backward": "today-bwd"}
 SECONDS = 0.3
 _LIMIT = 240
 """Seconds of a process that compares."""
@@ -84,7 +86,7 @@ class Candidate:
 
     Args:
         kind: which of :data:`WORK`.
-        run: O, L and the residual of O; dQ; or dK and dV.
+        run: O, L and the residual of O; dQ; dK and dV; or all three gradients.
         sizes: features of a head that it takes.
     """
 
@@ -115,6 +117,9 @@ def today(
                 return launch.flash_fwd(of.q, of.k, of.v, variant, **of.context)[:3]
             if kind == "dQ":
                 return launch.flash_bwd_dq(of.grad_out, of.q, of.k, of.v, *of.saved, variant, **of.context)[:1]
+            if kind == "backward":
+                nothing = of.q.new_empty(0)  # no keys are centred
+                return launch.flash_bwd(of.grad_out, of.q, of.k, of.v, *of.saved, nothing, variant, **of.context)
             return launch.flash_bwd_dkdv(of.grad_out, of.q, of.k, of.v, of.rows, of.drift, variant, **of.context)
 
     return Candidate(kind, run, sizes)
@@ -155,6 +160,16 @@ def grad_kv(stages: int, persistent: bool = True) -> Candidate:
     return Candidate("dK, dV", run)
 
 
+def one_pass(persistent: bool = True) -> Candidate:
+    """Return the backward pass in one kernel, between one for δ and one that rounds dQ."""
+
+    def run(of: Inputs) -> Outputs:
+        rows = launches.row_deltas(of.grad_out, *of.saved)
+        return launches.all_grads(of.grad_out, of.q, of.k, of.v, rows, stages=2, persistent=persistent)
+
+    return Candidate("backward", run)
+
+
 CANDIDATES: dict[str, Candidate] = {
     **{name: today(kind) for kind, name in TODAY.items()},
     "fwd-128x64-8-2": today("forward", TileSizes(128, 64, 8, 2)),
@@ -179,6 +194,8 @@ CANDIDATES: dict[str, Candidate] = {
     "dkdv-folded": today("dK, dV", folded=True, sizes=(128,)),
     "dkdv-groups-2": grad_kv(2),
     "dkdv-groups-2-a-block": grad_kv(2, persistent=False),
+    "bwd-one-pass": one_pass(),
+    "bwd-one-pass-a-block": one_pass(persistent=False),
 }
 """By name; of today's kernels with other tiles it says queries × keys, warps and stages."""
 
@@ -226,7 +243,12 @@ def _exact(of: Inputs) -> dict[str, Outputs]:
     out = scores.softmax(-1) @ v
     grads = torch.autograd.grad(out, (q, k, v), of.grad_out.double())
     out = out.detach()
-    return {"forward": (out, scores.detach().logsumexp(-1), out), "dQ": grads[:1], "dK, dV": grads[1:]}
+    return {
+        "forward": (out, scores.detach().logsumexp(-1), out),
+        "dQ": grads[:1],
+        "dK, dV": grads[1:],
+        "backward": grads,
+    }
 
 
 def checked(names: Iterable[str]) -> dict[str, dict[int, float] | str]:
@@ -286,10 +308,12 @@ def measure(shape: AttentionShape, found: Mapping[str, dict[int, float]], second
 def _fastest(names: Iterable[str], times: Mapping[str, Times], flops: float) -> str:
     """Return the line of the fastest of each kind, and the rate of the backward pass that they make."""
     best: dict[str, str] = {}
-    for name in sorted(names, key=lambda name: float(sorted(times[name])[len(times[name]) // 2]), reverse=True):
+    for name in sorted(names, key=lambda name: float(np.median(times[name])), reverse=True):
         best[CANDIDATES[name].kind] = name
-    backward = BACKWARD_WORK * flops / (times[best["dQ"]] + times[best["dK, dV"]]) / 1e12
-    return f"Fastest: {', '.join(best.values())}; backward pass {quartiles(backward, '.0f').text} TFLOP/s."
+    both = BACKWARD_WORK * flops / (times[best["dQ"]] + times[best["dK, dV"]]) / 1e12
+    return (
+        f"Fastest: {', '.join(best.values())}; dQ with dK, dV {quartiles(both, '.0f').text} TFLOP/s of {BACKWARD_WORK}."
+    )
 
 
 def main() -> None:

@@ -12,6 +12,8 @@ import random
 import sys
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,6 +23,7 @@ from torch import Tensor
 
 _DEADLOCK_SECONDS = 5
 _MINE = threading.local()
+_ATOMIC = threading.Lock()
 
 
 class Values(Tensor):
@@ -69,6 +72,9 @@ class Shared:
 
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.of.view(shape))
+
+    def slice(self, start: int, length: int, dim: int) -> Shared:
+        return Shared(self.of.narrow(dim, start, length))
 
     def permute(self, order: list[int]) -> Shared:
         return Shared(self.of.permute(order))
@@ -138,6 +144,32 @@ def _copy_out(desc: Descriptor, coordinates: list[Any], source: Shared) -> None:
     _MINE.stores.append(copy)
 
 
+def add_out(desc: Descriptor, coordinates: list[Any], source: Shared) -> None:
+    """Add to global memory: shared memory is read when stores are waited for, the sum is there after :func:`added`."""
+
+    def read() -> None:
+        inside, part = desc.window(coordinates)
+        values_read = source.of[part].clone()
+        _MINE.sums.append(lambda: desc.of[inside].add_(values_read))
+
+    _MINE.stores.append(read)
+
+
+def added(x: Any) -> Any:
+    while _MINE.sums:
+        _MINE.sums.pop(0)()
+    return x
+
+
+def _atomic_add(pointer: Pointer, x: Any) -> Any:
+    time.sleep(1e-4)
+    assert time.monotonic() < _MINE.until, "a turn never comes"
+    with _ATOMIC:
+        before = pointer.of[pointer.offsets].clone()
+        pointer.of[pointer.offsets] += x
+    return before
+
+
 def _store_wait(_pending: int) -> None:
     while _MINE.stores:
         _MINE.stores.pop(0)()
@@ -159,23 +191,29 @@ def _allocate(dtype: torch.dtype, shape: list[int], layout: Any) -> Any:
 
 def _specialize(partitions: list[tuple[Any, tuple[Any, ...]]], _warps: Any, _registers: Any) -> None:
     failures: list[BaseException] = []
+    program = _MINE.program
 
     def run(function: Any, arguments: tuple[Any, ...]) -> None:
-        _MINE.products, _MINE.stores = [], []
+        _MINE.products, _MINE.stores, _MINE.sums = [], [], []
+        _MINE.program, _MINE.until = program, time.monotonic() + 60
         try:
             function(*arguments)
-            assert not _MINE.products
-            assert not _MINE.stores
+            left = _MINE.products + _MINE.stores + _MINE.sums
+            assert not left, "something is still under way"
         except BaseException as failure:
             failures.append(failure)
 
-    threads = [threading.Thread(target=run, args=partition, daemon=True) for partition in partitions]
+    _together([partial(run, *partition) for partition in partitions])
+    if failures:
+        raise failures[0]
+
+
+def _together(calls: list[Callable[[], None]]) -> None:
+    threads = [threading.Thread(target=call, daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if failures:
-        raise failures[0]
 
 
 def _load(pointer: Pointer) -> Any:
@@ -190,12 +228,13 @@ def _limit(of: Any) -> Any:
     return lambda a, b: of(values(a), values(b))
 
 
-PROGRAM = {"id": 0, "programs": 1}
 _LANGUAGE = SimpleNamespace(
     constexpr=lambda x: x, static_range=range, static_assert=lambda *_: None,
-    program_id=lambda _: values(PROGRAM["id"]), num_programs=lambda _: PROGRAM["programs"],
+    program_id=lambda _: values(_MINE.program[0]), num_programs=lambda _: _MINE.program[1],
     cdiv=lambda a, b: (a + b - 1) // b, minimum=_limit(torch.minimum), maximum=_limit(torch.maximum),
-    NVMMADistributedLayout=lambda *_: None, DotOperandLayout=lambda *_: None, SliceLayout=lambda *_: None,
+    NVMMADistributedLayout=lambda *_: None,
+    NVMMASharedLayout=lambda *_: None,
+    atomic_add=_atomic_add, DotOperandLayout=lambda *_: None, SliceLayout=lambda *_: None,
     allocate_shared_memory=_allocate, convert_layout=lambda x, _: x, warp_specialize=_specialize,
     zeros=lambda shape, dtype, _: values(torch.zeros(shape, dtype=dtype)),
     zeros_like=torch.zeros_like, full_like=torch.full_like, arange=lambda a, b, _: values(torch.arange(a, b)),
@@ -232,6 +271,7 @@ def loaded(file: Path, name: str, **others: ModuleType) -> ModuleType:
     fakes: dict[str, Any] = {
         package: SimpleNamespace(gluon=SimpleNamespace(jit=jit)),
         f"{package}.gluon": SimpleNamespace(language=_LANGUAGE, jit=jit),
+        f"{package}.gluon.language._core": SimpleNamespace(builtin=lambda function: function),
         f"{package}.gluon.language.nvidia.hopper": _HOPPER,
         **{f"benchmarks.hopper.{last}": module for last, module in others.items()},
     }
@@ -252,7 +292,16 @@ def loaded(file: Path, name: str, **others: ModuleType) -> ModuleType:
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **choices: Any) -> None:
-    """Run the programs of a kernel one after the other."""
-    PROGRAM["programs"] = programs
-    for PROGRAM["id"] in range(programs):
-        kernel(*arguments, **choices)
+    """Run the programs of a kernel side by side."""
+    failures: list[BaseException] = []
+
+    def run(number: int) -> None:
+        _MINE.program = number, programs
+        try:
+            kernel(*arguments, **choices)
+        except BaseException as failure:
+            failures.append(failure)
+
+    _together([partial(run, number) for number in range(programs)])
+    if failures:
+        raise failures[0]

@@ -13,12 +13,14 @@ from flashpoint.numerics.layout import by_token
 from flashpoint.numerics.named import variant_named
 from tests.conftest import REPOSITORY
 from tests.numerics.oracle import exact_attention, run_reference
-from tests.scripts.gluon_in_threads import Descriptor, Pointer, launch, loaded
+from tests.scripts.gluon_in_threads import Descriptor, Pointer, add_out, added, launch, loaded
 from tests.scripts.test_compile_kernels import not_interpreted
 
 FOLDER = REPOSITORY / "scripts/benchmarks/hopper"
 forward = loaded(FOLDER / "forward.py", "forward_in_threads")
 backward = loaded(FOLDER / "backward.py", "backward_in_threads", forward=forward)
+one_pass = loaded(FOLDER / "one_pass.py", "one_pass_in_threads", forward=forward)
+one_pass.add_out, one_pass.added = add_out, added
 VARIANT = variant_named("flash_fixed", CONFIGS / "attn")
 B, H = 1, 2
 
@@ -56,16 +58,23 @@ def test_a_forward_pass_of_groups_of_warps_is_as_exact_as_the_reference(
     assert error(whole_saved_out(out, residual, VARIANT), exact["out"]) <= 0.95 * error(out, exact["out"])
 
 
+def rows_of(exact: dict[str, Tensor], grad_out: Tensor) -> Tensor:
+    """L/ln 2 and δ as the backward kernels read them."""
+    T = grad_out.shape[-2]
+    rows = torch.zeros(2, B * H, -(-T // 128) * 128)
+    rows[0] = float("inf")
+    rows[0, :, :T] = (exact["logsumexp"] / math.log(2)).flatten(0, 1)
+    rows[1, :, :T] = (exact["out"] * grad_out).sum(-1).flatten(0, 1)
+    return rows
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("T", [384, 400, 70, 30])
 def test_a_backward_pass_of_groups_of_warps_is_as_exact_as_the_reference(T: int) -> None:
     q, k, v, grad_out = tensors(T, 64)
     exact, reference = exact_attention(q, k, v, grad_out), run_reference(q, k, v, grad_out, VARIANT)
-    T_rows = -(-T // 128) * 128
-    rows = torch.zeros(2, B * H, T_rows)
-    rows[0] = float("inf")
-    rows[0, :, :T] = (exact["logsumexp"] / math.log(2)).flatten(0, 1)
-    rows[1, :, :T] = (exact["out"] * grad_out).sum(-1).flatten(0, 1)
+    rows = rows_of(exact, grad_out)
+    T_rows = rows.shape[-1]
     grad_q, grad_k, grad_v = (torch.full_like(q, float("nan")) for _ in range(3))
     scales = {"D": 64, "STAGES": 2, "UNIT": 64**-0.5, "ALPHA": 64**-0.5}
     for bk in (64, 128):
@@ -82,6 +91,28 @@ def test_a_backward_pass_of_groups_of_warps_is_as_exact_as_the_reference(T: int)
     )  # fmt: skip
     for name, found in (("grad_k", grad_k), ("grad_v", grad_v)):
         assert error(found, exact[name]) <= 1.05 * error(reference[name], exact[name])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("T", [384, 400, 70, 30])
+def test_a_backward_pass_in_one_kernel_adds_up_in_one_order(T: int) -> None:
+    q, k, v, grad_out = tensors(T, 64)
+    exact, reference = exact_attention(q, k, v, grad_out), run_reference(q, k, v, grad_out, VARIANT)
+    rows = rows_of(exact, grad_out)
+    found = []
+    for programs in (3, 1):
+        grad_k, grad_v = (torch.full_like(q, float("nan")) for _ in range(2))
+        summed, turns = torch.zeros(B * H, T, 64), torch.zeros(B * H, -(-T // 64), dtype=torch.int32)
+        launch(
+            one_pass.hopper_bwd_kernel, programs, *(described(x, 64) for x in (q, k, v, grad_out)),
+            Descriptor(rows, [1, 1, 64]), described(grad_k, 64), described(grad_v, 64),
+            Descriptor(summed, [1, 64, 32]), Pointer(turns), B, H, T, D=64, STAGES=2, UNIT=64**-0.5, ALPHA=64**-0.5,
+        )  # fmt: skip
+        grad_q = (summed.view(B, H, T, 64) * 64**-0.5).bfloat16()
+        for name, grad in (("grad_q", grad_q), ("grad_k", grad_k), ("grad_v", grad_v)):
+            assert error(grad, exact[name]) <= 1.05 * error(reference[name], exact[name])
+        found.append(summed)
+    assert torch.equal(*found)
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from benchmarks.hopper.backward import hopper_dkdv_kernel, hopper_dq_kernel, row_deltas_kernel
 from benchmarks.hopper.forward import ROWS, hopper_fwd_kernel
+from benchmarks.hopper.one_pass import grad_q_kernel, hopper_bwd_kernel
 from flashpoint.numerics.layout import by_token
 from flashpoint_kernels.tile_sizes import GROUP_BYTES
 
@@ -68,14 +69,39 @@ def grad_kv(
     """Return dK and dV."""
     B, H, T, d = q.shape
     grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
-    of_rows = TensorDescriptor(
-        rows, list(rows.shape), list(rows.stride()), [1, 1, 64], gl.NVMMASharedLayout(0, 32, rank=3)
-    )
     hopper_dkdv_kernel[_grid(q, _BLOCK, persistent)](
-        *(_descriptor(x, 64) for x in (q, k, v, grad_out)), of_rows, _descriptor(grad_k, 64), _descriptor(grad_v, 64),
+        *(_descriptor(x, 64) for x in (q, k, v, grad_out)), _of_rows(rows), _descriptor(grad_k, 64),
+        _descriptor(grad_v, 64),
         B, H, T, _group(T, d), BQ=64, D=d, STAGES=stages, UNIT=d**-0.5, ALPHA=d**-0.5, maxnreg=168, **_OPTIONS,
     )  # fmt: skip
     return grad_k, grad_v
+
+
+def all_grads(
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, *, stages: int, persistent: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return dQ, dK and dV."""
+    B, H, T, d = q.shape
+    grad_q, grad_k, grad_v = (by_token(x, x.dtype) for x in (q, k, v))
+    summed = q.new_zeros((B * H, T, d), dtype=torch.float32)
+    turns = q.new_zeros((B * H, triton.cdiv(T, 64)), dtype=torch.int32)
+    block = [1, 64, d // 2]
+    of_summed = TensorDescriptor(
+        summed, list(summed.shape), list(summed.stride()), block,
+        gl.NVMMASharedLayout.get_default_for(block, gl.float32),
+    )  # fmt: skip
+    hopper_bwd_kernel[_grid(q, _BLOCK, persistent)](
+        *(_descriptor(x, 64) for x in (q, k, v, grad_out)), _of_rows(rows), _descriptor(grad_k, 64),
+        _descriptor(grad_v, 64), of_summed, turns, B, H, T,
+        D=d, STAGES=stages, UNIT=d**-0.5, ALPHA=d**-0.5, maxnreg=168, **_OPTIONS,
+    )  # fmt: skip
+    grad_q_kernel[(triton.cdiv(T, 64), B * H)](summed, grad_q, H, T, D=d, BQ=64, ALPHA=d**-0.5, **_OPTIONS)
+    return grad_q, grad_k, grad_v
+
+
+def _of_rows(rows: Tensor) -> TensorDescriptor:
+    layout = gl.NVMMASharedLayout(0, 32, rank=3)
+    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [1, 1, 64], layout)
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
