@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,16 +17,12 @@ from flashpoint.errors import UserError
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.production import PRODUCTION, ScoreMod, capped, refuse_missing
 from flashpoint.numerics.variant import AttentionVariant
-from tests.conftest import REPOSITORY
+from tests.scripts.loaded import script
 
 pytestmark = pytest.mark.gpu
 VARIANTS = [*PRODUCTION, "flex_fixed", "fa4_fixed"]
 SHAPE = (2, 4, 512, 64)
-SPEC = importlib.util.spec_from_file_location("production_delta", REPOSITORY / "scripts/evidence/production_delta.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/production_delta")
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,5 @@
 """Treatment against control: what counts as a pair, and what the pairs decide."""
 
-import importlib.util
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +8,10 @@ import pytest
 
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import select_runs
-from tests.conftest import REPOSITORY
 from tests.records import write_run
+from tests.scripts.loaded import script
 
-SPEC = importlib.util.spec_from_file_location("contrasts", REPOSITORY / "scripts/evidence/contrasts.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-sys.modules["contrasts"] = SCRIPT  # whose dataclass looks itself up there
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/contrasts")
 
 CONTRAST = SCRIPT.Contrast(setting="D", treatment="exact row sums", control="flash_bf16", runs=("a",), against=("b",))
 

@@ -1,6 +1,5 @@
 """``scripts/evidence/measure_delta.py`` on a captured call, against FP64 by hand."""
 
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -8,16 +7,12 @@ import pytest
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.form import Form
-from tests.conftest import REPOSITORY
 from tests.numerics.oracle import exact_attention, run_reference
 from tests.numerics.test_kernels import FROM_FILES
 from tests.numerics.test_reference_fp64 import normal
+from tests.scripts.loaded import script
 
-SPEC = importlib.util.spec_from_file_location("measure_delta", REPOSITORY / "scripts/evidence/measure_delta.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/measure_delta")
 
 
 def written(path: Path, is_causal: bool = True) -> Path:

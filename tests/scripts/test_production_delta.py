@@ -8,15 +8,11 @@ import torch
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.form import Form
 from flashpoint.errors import UserError
-from tests.conftest import REPOSITORY
 from tests.numerics.oracle import exact_attention
 from tests.numerics.test_reference_fp64 import normal
+from tests.scripts.loaded import script
 
-SPEC = importlib.util.spec_from_file_location("production_delta", REPOSITORY / "scripts/evidence/production_delta.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/production_delta")
 
 
 def call() -> AttentionCall:

@@ -1,22 +1,15 @@
 """The halves of the risk score are drawn by a hash of a run's settings, which later keys do not change."""
 
-import importlib.util
-import sys
 from hashlib import sha256
 from pathlib import Path
 
 import pytest
 
 from flashpoint.runs.select import open_run
-from tests.conftest import REPOSITORY
 from tests.records import write_run
+from tests.scripts.loaded import script
 
-SPEC = importlib.util.spec_from_file_location("risk_score", REPOSITORY / "scripts/evidence/risk_score.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-sys.modules["risk_score"] = SCRIPT  # whose dataclass looks itself up there
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/risk_score")
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Which layer grows first: what a measure may look at, what is one setting, and what the two halves decide."""
 
-import importlib.util
-import sys
 from hashlib import sha256
 from itertools import count, islice
 from pathlib import Path
@@ -11,15 +9,10 @@ import pytest
 
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
-from tests.conftest import REPOSITORY
 from tests.records import write_run
+from tests.scripts.loaded import script
 
-SPEC = importlib.util.spec_from_file_location("which_layer", REPOSITORY / "scripts/evidence/which_layer.py")
-assert SPEC is not None
-assert SPEC.loader is not None
-SCRIPT = importlib.util.module_from_spec(SPEC)
-sys.modules["which_layer"] = SCRIPT  # whose dataclass looks itself up there
-SPEC.loader.exec_module(SCRIPT)
+SCRIPT = script("evidence/which_layer")
 
 FLAT, GROWN = [[1.0, 1.0], [1.0, 4.0], [2.0, 3.0]], [[1.0, 1.0], [1.0, 4.0], [2.0, 30.0]]
 """W_Q [layers, heads] of a run in which head 2 of layer 3 grows; before, layer 2 has the largest head."""
