@@ -142,6 +142,27 @@ def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture
     assert len(capfd.readouterr().err.splitlines()) == 2  # one of the first call
 
 
+@pytest.mark.parametrize("backend", [None, "aot_eager"])
+def test_gradients_that_fp16_makes_infinite_are_counted_and_told(
+    backend: str | None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """dQ is dS·K. A dO that is infinite itself is not of FP16."""
+    torch._dynamo.reset()
+    q, k, v, grad_out = inputs()
+    large = [q / 1000, k * 1e4, v, grad_out]
+    attend = causal if backend is None else torch.compile(causal, backend=backend, fullgraph=True)
+    assert all(bool(x.isfinite().all()) for x in passes(causal, given=large))
+    with flashpoint.stabilize(MODEL) as told:
+        passes(attend)
+        passes(attend, given=[q, k, v, grad_out / 0])
+        assert told.overflowed == 0
+        for _ in range(2):
+            assert not bool(passes(attend, given=large)[1].isfinite().all())
+        assert told.overflowed == 2
+        assert told.clamped == 0
+    assert len(capfd.readouterr().err.splitlines()) == 2  # one of the first call
+
+
 def test_a_row_that_a_mask_closes_is_as_without() -> None:
     q, k, v, _ = inputs()
     mask = torch.zeros(32, 32).bfloat16()

@@ -32,59 +32,101 @@ _open: list[Stabilized] = []
 """What the block in which this process is counts, if it is in one."""
 
 
+class _Count:
+    """Counts on each device, of three tensors a call, what their largest magnitudes tell. The host does not wait.
+
+    Args:
+        judge: takes the magnitudes [calls, 3], and returns what counts of each call: bool [calls, …].
+    """
+
+    def __init__(self, judge: Callable[[Tensor], Tensor]) -> None:
+        self._judge = judge
+        self._counted: dict[torch.device, Tensor] = {}
+        self._largest: dict[torch.device, list[Tensor]] = {}  # not counted yet
+
+    def begin_on(self, device: torch.device) -> None:
+        if device not in self._counted:
+            self._counted[device], self._largest[device] = torch.zeros((), dtype=torch.int64, device=device), []
+            torch._dynamo.mark_static_address(self._counted[device])  # a CUDA graph may then add to it
+
+    def __int__(self) -> int:
+        """The host waits for it."""
+        for device, largest in self._largest.items():
+            if largest:
+                self._add_kept(device, largest)
+        return sum(int(counted) for counted in self._counted.values())
+
+    def add(self, *tensors: Tensor) -> None:
+        device = tensors[0].device
+        if device not in self._counted:
+            return
+        with torch.no_grad():
+            if torch.compiler.is_compiling():
+                self._add(device, _largest_by_rows(tensors))
+                return
+            largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
+            # A graph fills those of its own anew in each replay.
+            if not is_eager(*tensors) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+                self._add(device, torch.stack(largest))
+                return
+            kept = self._largest[device]
+            kept += largest
+            if len(kept) >= _AT_ONCE:
+                self._add_kept(device, kept)
+
+    def _add_kept(self, device: torch.device, largest: list[Tensor]) -> None:
+        self._largest[device] = []
+        with torch.no_grad():
+            self._add(device, torch.stack(largest))
+
+    def _add(self, device: torch.device, largest: Tensor) -> None:
+        self._counted[device].add_(self._judge(largest.view(-1, 3)).sum())
+
+
+def _overflows(largest: Tensor) -> Tensor:
+    """Judge dQ, dK and dV: with an infinite dO, or NaN in P, dV is not finite either."""
+    finite = largest.isfinite()
+    return finite[:, 2] & ~finite[:, :2].all(1)
+
+
 class Stabilized:
-    """What :func:`stabilize` did so far.
+    """What :func:`stabilize` did so far. The host waits for what is read.
 
     Attributes:
         open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
     """
 
     def __init__(self) -> None:
-        self._beyond: dict[torch.device, Tensor] = {}
-        self._largest: dict[torch.device, list[Tensor]] = {}  # not counted yet
+        self._beyond = _Count(lambda largest: largest > FP16_MAX)
+        self._overflowed = _Count(_overflows)
         self.open = True
 
     def count_on(self, devices: Iterable[torch.device]) -> None:
         """Count on these devices, too."""
         for device in devices:
-            if device not in self._beyond:
-                self._beyond[device], self._largest[device] = torch.zeros(3, dtype=torch.int64, device=device), []
-                torch._dynamo.mark_static_address(self._beyond[device])  # a CUDA graph may then add to it
+            self._beyond.begin_on(device)
+            self._overflowed.begin_on(device)
 
     @property
     def clamped(self) -> int:
-        """The tensors q, k and v that held a number beyond 65,504, which took that number; the host waits for it.
+        """The tensors q, k and v that held a number beyond 65,504, which took that number.
 
         A call that activation checkpointing repeats counts twice.
         """
-        for device, largest in self._largest.items():
-            if largest:
-                self._add(device, largest)
-        return sum(int(count.sum()) for count in self._beyond.values())
+        return int(self._beyond)
+
+    @property
+    def overflowed(self) -> int:
+        """The backward passes of attentions in which dQ or dK became infinite or NaN, and dV did not."""
+        return int(self._overflowed)
 
     def count(self, *tensors: Tensor) -> None:
         """Count q, k and v."""
-        device = tensors[0].device
-        if device not in self._beyond:
-            return
-        with torch.no_grad():
-            if torch.compiler.is_compiling():
-                self._beyond[device] += _largest_by_rows(tensors) > FP16_MAX
-                return
-            largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
-            # A graph fills those of its own anew in each replay.
-            if not is_eager(*tensors) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-                self._beyond[device] += torch.stack(largest) > FP16_MAX
-                return
-            kept = self._largest[device]
-            kept += largest
-            if len(kept) >= _AT_ONCE:
-                self._add(device, kept)
+        self._beyond.add(*tensors)
 
-    def _add(self, device: torch.device, largest: list[Tensor]) -> None:
-        self._largest[device] = []
-        with torch.no_grad():
-            self._beyond[device] += (torch.stack(largest).view(-1, 3) > FP16_MAX).sum(0)
+    def count_gradients(self, *tensors: Tensor) -> None:
+        """Count dQ, dK and dV as the kernel returned them."""
+        self._overflowed.add(*tensors)
 
 
 def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
@@ -112,7 +154,8 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
     one belongs to it, which counts and tells for both.
 
     Args:
-        model: on whose devices is counted what does not fit FP16. At the end a line tells of it.
+        model: on whose devices is counted what does not fit FP16: q, k and v, and dQ and dK. At the end a line each
+            tells of it.
         functions: more attentions, ``MODULE:NAME`` each, called as an attribute of a module with q, k, v first. Of
             [B, H, T, d], or after ``@bthd`` of [B, T, H, d], also of sequences in a row [T, H, d].
 
@@ -209,7 +252,7 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
             return original(q, k, v, mask, *more, **options)
 
-        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype)
+        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, seen=told.count_gradients)
         return out
 
     return scaled_dot_product_attention
@@ -238,6 +281,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
             learned=[arguments[at] for at in learned],
             dtype=dtype,
             tokens=tokens,
+            seen=told.count_gradients,
         )
 
     return inside
@@ -287,5 +331,12 @@ def _tell(told: Stabilized) -> None:
             "or call PyTorch's scaled_dot_product_attention"
         )
     _seen.pop(id(told), None)
-    if sys.exc_info()[0] is None and (clamped := told.clamped):
+    if sys.exc_info()[0] is not None:
+        return
+    if clamped := told.clamped:
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")
+    if overflowed := told.overflowed:
+        notify(
+            f"stabilize: {overflowed:,} backward passes of attentions made dQ or dK infinite, as FP16 does where k or "
+            "q are large; normalise q and k, or train without stabilize"
+        )

@@ -60,6 +60,7 @@ def in_fp16(
     learned: Sequence[Tensor] = (),
     dtype: torch.dtype | None = None,
     tokens: int = -2,
+    seen: Callable[[Tensor, Tensor, Tensor], None] | None = None,
 ) -> Any:
     """Compute an attention and its gradients on FP16 tensors; O has the dtype of q.
 
@@ -74,6 +75,7 @@ def in_fp16(
         learned: what else has gradients, of any shape and dtype, as sinks; it is not cast.
         dtype: of O, where it is not that of q.
         tokens: the dimension of O that counts queries.
+        seen: is given dQ, dK and dV as the attention returned them, in FP16.
 
     Returns:
         O, or the tuple. Gradients go through all of it.
@@ -82,7 +84,7 @@ def in_fp16(
     v = v.view_as(v) if v is q or v is k else v
     asks = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
     cast = [q, k, v, *(bias for bias, learns in zip(biases, asks, strict=True) if learns)]
-    *inner, factor = _Enter.apply(len(cast), *cast, *learned)
+    *inner, factor = _Enter.apply(seen, len(cast), *cast, *learned)
     rest = iter(inner[3:])
     beside = [next(rest) if learns else _half_of_bias(bias) for bias, learns in zip(biases, asks, strict=True)]
     casts = not q.is_meta and torch.is_autocast_enabled(q.device.type)  # PyTorch's attention would then take BF16
@@ -119,7 +121,8 @@ class _Enter(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, count: int, *given: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, seen: Callable[..., None] | None, count: int, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.seen = seen
         ctx.dtypes = tuple(x.dtype for x in given)
         qkv, biases = map(_half, given[:3]), map(_half_of_bias, given[3:count])
         return (*qkv, *biases, *(x.view_as(x) for x in given[count:]), given[0].new_empty((), dtype=torch.float32))
@@ -127,16 +130,26 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inner, factor = grads
+        if ctx.seen is not None:
+            ctx.seen(*inner[:3])
         if is_eager(factor) and not torch.is_grad_enabled():
             wide = factor.view(1)  # as with bounds
-            return None, *(
-                torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
-                for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+            return (
+                None,
+                None,
+                *(
+                    torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
+                    for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+                ),
             )
-        return None, *(
-            # By a power of two it does not matter which comes first, and BF16 is half to read and write.
-            grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
-            for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+        return (
+            None,
+            None,
+            *(
+                # By a power of two it does not matter which comes first, and BF16 is half to read and write.
+                grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
+                for grad, dtype in zip(inner, ctx.dtypes, strict=True)
+            ),
         )
 
 
