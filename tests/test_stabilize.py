@@ -392,6 +392,14 @@ def test_a_block_in_a_block_belongs_to_it(capfd: pytest.CaptureFixture[str]) -> 
     assert "no attention" not in "".join(told)
 
 
+def test_a_model_that_is_on_meta_and_gets_its_numbers_later() -> None:
+    model = nn.Linear(2, 2, device="meta")
+    with flashpoint.stabilize(model):
+        passes(causal, given=[x.to("meta") for x in inputs()])
+        model.to_empty(device="cpu")
+        passes(causal)
+
+
 def test_what_keeps_an_attention_of_the_block_has_the_usual_one_after_it() -> None:
     with flashpoint.stabilize(MODEL):
         kept = F.scaled_dot_product_attention

@@ -45,7 +45,7 @@ class _Count:
         self._largest: dict[torch.device, list[Tensor]] = {}  # not counted yet
 
     def begin_on(self, device: torch.device) -> None:
-        if device not in self._counted:
+        if device not in self._counted and device.type != "meta":  # which has no numbers
             self._counted[device], self._largest[device] = torch.zeros((), dtype=torch.int64, device=device), []
             torch._dynamo.mark_static_address(self._counted[device])  # a CUDA graph may then add to it
 
