@@ -379,6 +379,19 @@ def test_gradients_of_a_learned_sink_are_scaled_back(monkeypatch: pytest.MonkeyP
     assert max(errors(found, wanted)) < 2**-7
 
 
+def test_a_function_that_learns_what_is_no_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its gradient would be scaled as dO is, and not back."""
+    module, word = line_by_line(monkeypatch)
+    attend, bias = module.attend, torch.zeros(32, 32).half().requires_grad_()
+    module.attend = lambda q, k, v: attend(q, k, v, bias * 2)
+    with flashpoint.stabilize(MODEL, functions=[word]):
+        with torch.no_grad():
+            module.attend(*inputs()[:3])
+        with pytest.raises(ValueError, match="arguments"):
+            passes(module.attend)
+    assert bias.grad is None
+
+
 def test_a_block_in_a_block_belongs_to_it(capfd: pytest.CaptureFixture[str]) -> None:
     """As of a teacher and a student: each is told of once, and by nobody that no attention was called."""
     with flashpoint.stabilize(MODEL) as outer:

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
 from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
-from flashpoint.watching.functions import NAMES, NamedFunction, places_of, replaced
+from flashpoint.watching.functions import NAMES, NamedFunction, output_of, places_of, replaced
+from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
 
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
@@ -94,12 +95,14 @@ class Stabilized:
 
     Attributes:
         open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
+        looked_at: names of functions of which it is known that they learn nothing but their arguments.
     """
 
     def __init__(self) -> None:
         self._beyond = _Count(lambda largest: largest > FP16_MAX)
         self._overflowed = _Count(_overflows)
         self.open = True
+        self.looked_at = set[str]()
 
     def count_on(self, devices: Iterable[torch.device]) -> None:
         """Count on these devices, too."""
@@ -156,8 +159,9 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
     Args:
         model: on whose devices is counted what does not fit FP16: q, k and v, and dQ and dK. At the end a line each
             tells of it.
-        functions: more attentions, ``MODULE:NAME`` each, called as an attribute of a module with q, k, v first. Of
-            [B, H, T, d], or after ``@bthd`` of [B, T, H, d], also of sequences in a row [T, H, d].
+        functions: more attentions, ``MODULE:NAME`` each, called as an attribute of a module with q, k, v first, or by
+            name. Of [B, H, T, d], or after ``@bthd`` of [B, T, H, d], also of sequences in a row [T, H, d]. What else
+            they learn has to be an argument, too; an eager call of another one raises ValueError.
 
     Yields:
         What counts so far.
@@ -273,7 +277,17 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
 
         def attend(*inner: Tensor) -> Any:
             new = arguments | dict(zip([*qkv, *biases, *learned], inner, strict=True))
-            return original(*(new[at] for at in range(len(given))), **{of: new[of] for of in options})
+            looks = not torch.compiler.is_compiling() and name not in told.looked_at
+            since = next_node() if looks else 0
+            result = original(*(new[at] for at in range(len(given))), **{of: new[of] for of in options})
+            if looks and (out := output_of(result)) is not None and out.requires_grad:
+                if reaches_others(out, inner, since):
+                    raise ValueError(
+                        f"stabilize: {name} learns tensors that are none of its arguments, whose gradients FP16 inside "
+                        "would scale: give them to it as arguments"
+                    )
+                told.looked_at.add(name)
+            return result
 
         return in_fp16(
             attend,

@@ -89,6 +89,14 @@ def meeting(other: Tensor, out: Tensor, inputs: Iterable[Tensor], since: int) ->
     return not of_out.isdisjoint(of_other), not alone
 
 
+def reaches_others(out: Tensor, inputs: Iterable[Tensor], since: int) -> bool:
+    """Return whether gradients of O come to other tensors than the call's inputs, as to parameters of a module."""
+    own = _own_nodes([origin_of(out)], None, since)
+    origins = {origin_of(tensor) for tensor in inputs if tensor.requires_grad}
+    ends = {edge for node in own for edge in node.next_functions if edge[0] is not None and edge[0] not in own}
+    return not ends <= origins
+
+
 def _own_nodes(open_edges: list[Edge], end: Edge | None, since: int) -> set[Any]:
     """Return the nodes of the call that edges lead to, without those behind ``end``."""
     found: set[Any] = set()
