@@ -392,6 +392,31 @@ def test_a_function_that_learns_what_is_no_argument_is_refused(monkeypatch: pyte
     assert bias.grad is None
 
 
+def test_second_derivatives_are_refused_and_a_graph_of_the_first_is_not() -> None:
+    """Cotangents of the first gradient would be divided by the power of two in FP16."""
+    q, k, v = (x.requires_grad_() for x in inputs()[:3])
+    with flashpoint.stabilize(MODEL), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        wanted = torch.autograd.grad(causal(q, k, v).sum(), (q, k, v))
+        found = torch.autograd.grad(causal(q, k, v).sum(), (q, k, v), create_graph=True)
+        for one, other in zip(found, wanted, strict=True):
+            assert one.equal(other)
+        with pytest.raises(RuntimeError, match="twice"):
+            found[0].float().square().sum().backward()
+
+
+def test_calls_that_cannot_be_cast_stay_as_they_are() -> None:
+    """Nested and empty tensors, and those inside a transform."""
+    parts = [torch.randn(length, 4, 8).bfloat16() for length in (3, 5)]
+    nested = torch.nested.nested_tensor(parts, layout=torch.jagged).transpose(1, 2)
+    q, k, v, _ = inputs()
+    with flashpoint.stabilize(MODEL):
+        assert F.scaled_dot_product_attention(nested, nested, nested).shape == nested.shape
+        assert causal(q[:0], k[:0], v[:0]).shape == q[:0].shape
+        found = torch.func.grad(lambda x: F.scaled_dot_product_attention(x, k, v).float().sum())(q)
+    wanted = torch.func.grad(lambda x: KNOWN["sdpa"](x, k, v).float().sum())(q)
+    assert found.equal(wanted)
+
+
 def test_a_block_in_a_block_belongs_to_it(capfd: pytest.CaptureFixture[str]) -> None:
     """As of a teacher and a student: each is told of once, and by nobody that no attention was called."""
     with flashpoint.stabilize(MODEL) as outer:

@@ -21,6 +21,7 @@ from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
 from flashpoint.watching.functions import NAMES, NamedFunction, output_of, places_of, replaced
 from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
+from flashpoint.watching.left_out import is_transformed
 
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
 _THEMSELVES = ("sdpa", "eager")
@@ -233,6 +234,10 @@ def _users_places(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 def _dtype_of(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype | None:
     """Return the dtype of O where the attention is to be computed in FP16: BF16, by the inputs or by autocast."""
+    if any(x.is_nested for x in (q, k, v)):
+        return None
+    if not torch.compiler.is_compiling() and any(is_transformed(x) or x.numel() == 0 for x in (q, k, v)):
+        return None
     dtypes = {q.dtype, k.dtype, v.dtype}
     if not q.is_meta and torch.is_autocast_enabled(q.device.type) and torch.float64 not in dtypes:  # which it leaves
         dtypes = {torch.get_autocast_dtype(q.device.type)}

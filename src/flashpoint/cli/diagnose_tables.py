@@ -312,7 +312,10 @@ def _scaled(diagnoses: Sequence[Diagnosis]) -> str:
 
     if not any(one.bias is not None and one.call.q.dtype == torch.float16 for one in diagnoses):
         return ""
-    return "The tensors are FP16: if a GradScaler scaled the loss, errors of δ in nats are as many times too large."
+    return (
+        "The tensors are FP16: if a GradScaler scaled the loss, or flashpoint.stabilize dO, errors of δ in nats are as "
+        "many times too large."
+    )
 
 
 def _hidden(diagnoses: Sequence[Diagnosis]) -> str:

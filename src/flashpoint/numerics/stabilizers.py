@@ -132,25 +132,31 @@ class _Enter(torch.autograd.Function):
         *inner, factor = grads
         if ctx.seen is not None:
             ctx.seen(*inner[:3])
-        if is_eager(factor) and not torch.is_grad_enabled():
-            wide = factor.view(1)  # as with bounds
-            return (
-                None,
-                None,
-                *(
-                    torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
-                    for grad, dtype in zip(inner, ctx.dtypes, strict=True)
-                ),
-            )
-        return (
-            None,
-            None,
-            *(
-                # By a power of two it does not matter which comes first, and BF16 is half to read and write.
-                grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
-                for grad, dtype in zip(inner, ctx.dtypes, strict=True)
-            ),
-        )
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return None, None, *_once(_divided(inner, factor, ctx.dtypes))
+        return None, None, *_divided(inner, factor, ctx.dtypes)
+
+
+def _divided(inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+    """Return gradients divided by a power of two, each in a dtype of its own."""
+    of = zip(inner, dtypes, strict=True)
+    if is_eager(factor) and not torch.is_grad_enabled():
+        wide = factor.view(1)  # as with bounds
+        return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in of]
+    # By a power of two it does not matter which comes first, and BF16 is half to read and write.
+    return [
+        grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype) for grad, dtype in of
+    ]
+
+
+def _once(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return gradients that raise where they are differentiated: second ones would be divided in FP16, and vanish.
+
+    PyTorch's ``once_differentiable`` does the same, and a compiler would have to see through it.
+    """
+    told = b"attention with FP16 inside is differentiated twice; take second derivatives without it"
+    plain = [gradient.detach().requires_grad_() for gradient in gradients]
+    return tuple(torch._C._functions.DelayedError(told, len(plain))(*plain))
 
 
 def enters_fp16(node: Any) -> bool:
