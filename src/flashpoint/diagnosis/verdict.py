@@ -15,7 +15,7 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample, ignited
-from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.exact import exact, with_scale_of_dropout
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import (
     DEAD_ROWS,
@@ -133,6 +133,7 @@ def diagnose(
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
+    told_dropout, call = call.form.dropout, with_scale_of_dropout(call, results.out)
     told_sink, call = call.form.sink, with_sink(call, results.out)
     if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
@@ -154,7 +155,7 @@ def diagnose(
     sink = sink_finding(call, maker(call.layer)) if told_sink is None else None
     with_gradient = 0 if empty is None else int((empty & (given.grad_out != 0).any(-1)).sum())
     return Diagnosis(
-        call=call,
+        call=dataclasses.replace(call, form=dataclasses.replace(call.form, dropout=told_dropout)),
         measures=measures,
         bias=bias,
         probed=probed is not None,
