@@ -344,14 +344,14 @@ def _note(context: int, name: str) -> None:
 
 
 def _tell(told: Stabilized) -> None:
-    if id(told) not in _seen:
-        notify(
-            "stabilize: no attention in BF16 was called that it knows; name one as functions=['MODULE:NAME'], "
-            "or call PyTorch's scaled_dot_product_attention"
-        )
-    _seen.pop(id(told), None)
+    names = _seen.pop(id(told), None)
     if sys.exc_info()[0] is not None:
         return
+    if names is None:
+        notify(
+            "stabilize: no attention in BF16 was called that it knows. Turn autocast to BF16 on, call PyTorch's "
+            "scaled_dot_product_attention as an attribute of its module, or name another as functions=['MODULE:NAME']"
+        )
     if clamped := told.clamped:
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")
     if overflowed := told.overflowed:

@@ -64,7 +64,9 @@ def _why_none(path: Path, folder: Path) -> str:
     if run.outcome.is_file() and (outcome := run.read_outcome()).step == run.first_step:
         by = "" if outcome.interrupted in (None, NO_LOSS) else f", {outcome.interrupted} came first"
         return f"{path}: no capture was made: watched.step was never called{by}; call it once an optimiser step"
-    remedy = _why_not_recorded(run) or "watched.capture() in the loop makes one"
+    quiet = run.outcome.is_file() and run.read_outcome().outcome == "stable"
+    calm = "the loss did not explode, and no early warning came; " if quiet else ""
+    remedy = _why_not_recorded(run) or f"{calm}watched.capture() in the loop makes one"
     return f"{path}: no capture was made; {remedy}"
 
 
