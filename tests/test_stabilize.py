@@ -481,6 +481,12 @@ def test_another_attention_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [torch.float16]
 
 
+def test_a_block_that_nobody_begins_is_told(capfd: pytest.CaptureFixture[str]) -> None:
+    flashpoint.stabilize(MODEL)
+    assert len(capfd.readouterr().err.splitlines()) == 1
+    assert F.scaled_dot_product_attention is KNOWN["sdpa"]
+
+
 def test_what_is_no_model_or_no_function_is_refused() -> None:
     with pytest.raises(TypeError, match="Module"), flashpoint.stabilize(causal):  # type: ignore[arg-type]
         pass

@@ -141,8 +141,25 @@ def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
     return torch.stack([row.amax() for row in rows])
 
 
-@contextlib.contextmanager
-def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[Stabilized]:
+class _Block(contextlib.AbstractContextManager[Stabilized]):
+    """A block of :func:`stabilize`, which tells where nobody begins it."""
+
+    def __init__(self, inside: contextlib.AbstractContextManager[Stabilized]) -> None:
+        self._inside, self._began = inside, False
+
+    def __enter__(self) -> Stabilized:
+        self._began = True
+        return self._inside.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._inside.__exit__(*error)
+
+    def __del__(self) -> None:
+        if not self._began:
+            notify("stabilize: nothing has FP16 inside before a block begins: with flashpoint.stabilize(model):")
+
+
+def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> contextlib.AbstractContextManager[Stabilized]:
     """In the block, compute attentions of BF16 with FP16 inside, by the kernels that the model has::
 
         with flashpoint.stabilize(model):
@@ -164,8 +181,8 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
             name. Of [B, H, T, d], or after ``@bthd`` of [B, T, H, d], also of sequences in a row [T, H, d]. What else
             they learn has to be an argument, too; an eager call of another one raises ValueError.
 
-    Yields:
-        What counts so far.
+    Returns:
+        The block, which yields what counts so far.
 
     Raises:
         ValueError: a function is not there.
@@ -173,13 +190,18 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> Iterator[St
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}: give the model, a torch.nn.Module")
-    outer = bool(_open)
-    told = _open[0] if outer else Stabilized()
-    told.count_on(x.device for x in (*model.parameters(), *model.buffers()))
     try:
         named = [NamedFunction.of(word) for word in functions]
     except UserError as error:
         raise ValueError(str(error)) from None
+    return _Block(_stabilized(model, named))
+
+
+@contextlib.contextmanager
+def _stabilized(model: nn.Module, named: Sequence[NamedFunction]) -> Iterator[Stabilized]:
+    outer = bool(_open)
+    told = _open[0] if outer else Stabilized()
+    told.count_on(x.device for x in (*model.parameters(), *model.buffers()))
     with contextlib.ExitStack() as entered:
         inside = _sdpa(told)
         for module, name in _users_places(_SDPA[0]):
