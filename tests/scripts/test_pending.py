@@ -138,10 +138,10 @@ def test_the_next_call_begins_with_the_command_that_failed() -> None:
 
 
 def test_what_goes_beyond_the_time_is_ended_and_goes_on_if_it_resumes() -> None:
-    count = "trap 'echo $n >left; exit 1' TERM; n=$(cat left || echo 0); until [ $n = 8 ]; do sleep 0.1; ((++n)); done"
+    count = "trap 'echo $n >left; exit 1' TERM; n=$(cat left || echo 0); until [ $n = 20 ]; do sleep 0.1; ((++n)); done"
     jobs = [job("counts", count, "cat left", minutes=60, resumes=True), job("whole", "echo no", minutes=60)]
-    assert pending.run(jobs, gpus=2, seconds=0.5) == []
-    assert 0 < int(Path("left").read_text()) < 8
+    assert pending.run(jobs, gpus=2, seconds=1) == []
+    assert 0 < int(Path("left").read_text()) < 20
     assert not Path("runs/.pending/whole.log").exists()
     assert pending.run(jobs[:1], gpus=2, seconds=60) == []
 
