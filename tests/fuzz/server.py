@@ -8,6 +8,7 @@ was started.
 """
 
 import contextlib
+import ctypes
 import gc
 import os
 import resource
@@ -23,6 +24,7 @@ from typing import Any
 
 _MEMORY_BYTES, _FILE_BYTES = 12 << 30, 64 << 20
 _TICK = 0.5  # seconds
+_ARENA_MAX = -8  # of glibc: M_ARENA_MAX
 
 
 def preload() -> None:
@@ -90,6 +92,7 @@ def _child(case: dict[str, Any]) -> int:
     os.setsid()
     gc.disable()  # a collection would copy the pages of all that was imported
     world = case["world"]
+    ctypes.CDLL(None).mallopt(_ARENA_MAX, 1)  # a heap for each thread takes 64 MiB of addresses, which are limited
     memory = _begun_with() + (world["memory_mib"] << 20) if world["memory_mib"] else _MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_FSIZE, (_FILE_BYTES, _FILE_BYTES))
