@@ -28,8 +28,6 @@ _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
 _AT_ONCE = 3 * 64
 """Tensors of eager mode that are counted by one sum."""
-_seen: dict[int, set[str]] = {}
-"""Names of the attentions that were computed in FP16, by context."""
 _open: list[Stabilized] = []
 """What the block in which this process is counts, if it is in one."""
 
@@ -67,8 +65,7 @@ class _Count:
                 self._add(device, _largest_by_rows(tensors))
                 return
             largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
-            # A graph fills those of its own anew in each replay.
-            if not is_eager(*tensors) or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
+            if not is_eager(*tensors):  # a CUDA graph fills tensors of its own anew in each replay
                 self._add(device, torch.stack(largest))
                 return
             kept = self._largest[device]
@@ -96,6 +93,7 @@ class Stabilized:
 
     Attributes:
         open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
+        names: of the attentions that were computed in FP16.
         looked_at: names of functions of which it is known that they learn nothing but their arguments.
     """
 
@@ -103,7 +101,7 @@ class Stabilized:
         self._beyond = _Count(lambda largest: largest > FP16_MAX)
         self._overflowed = _Count(_overflows)
         self.open = True
-        self.looked_at = set[str]()
+        self.names, self.looked_at = set[str](), set[str]()
 
     def count_on(self, devices: Iterable[torch.device]) -> None:
         """Count on these devices, too."""
@@ -276,7 +274,7 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         dtype = _dtype_of(query, key, value)
         if dtype is None or not told.open:
             return original(query, key, value, attn_mask, *more, **options)
-        _note(id(told), "scaled_dot_product_attention")
+        _note("scaled_dot_product_attention")
         told.count(query, key, value)
         biases = () if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask,)
 
@@ -296,7 +294,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
         dtype = _dtype_of(*(arguments[at] for at in qkv)) if len(qkv) == 3 and told.open else None
         if dtype is None:
             return original(*given, **options)
-        _note(id(told), name)
+        _note(name)
         told.count(*(arguments[at] for at in qkv))
         beside = [at for at, x in arguments.items() if at not in qkv and isinstance(x, Tensor)]
         biases = [at for at in beside if _is_bias(arguments[at])]
@@ -358,18 +356,18 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
 
 
 @torch.compiler.assume_constant_result
-def _note(context: int, name: str) -> None:
+def _note(name: str) -> None:
     """Note, and tell once, that an attention is computed in FP16; of a compiled one, when it is compiled."""
-    if name not in _seen.setdefault(context, set()):
-        _seen[context].add(name)
+    (told,) = _open  # no compiler takes it as a constant argument
+    if name not in told.names:
+        told.names.add(name)
         notify(f"stabilize: {name} has FP16 inside")
 
 
 def _tell(told: Stabilized) -> None:
-    names = _seen.pop(id(told), None)
     if sys.exc_info()[0] is not None:
         return
-    if names is None:
+    if not told.names:
         notify(
             "stabilize: no attention in BF16 was called that it knows. Turn autocast to BF16 on, call PyTorch's "
             "scaled_dot_product_attention as an attribute of its module, or name another as functions=['MODULE:NAME']"

@@ -119,7 +119,8 @@ class _Flash(torch.autograd.Function):
             variant, *others = ctx.choices
             grads = flash_bwd_op(grad_out, *ctx.saved_tensors, name_for_op(variant.key), *others)
         else:
-            grads = backward_pass(grad_out, *ctx.saved_tensors, *ctx.choices)
+            q, k, v, *saved, seed_and_step = ctx.saved_tensors
+            grads = backward_pass(grad_out, q, k, v, saved, seed_and_step, *ctx.choices)
         return (*grads, *[None] * 5)
 
 

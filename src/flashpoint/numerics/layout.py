@@ -18,8 +18,10 @@ _compiler_of_frames = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callb
 
 def is_eager(*tensors: Tensor) -> bool:
     """Whether PyTorch only computes: tensors of a CPU or GPU, no compiler, which would also compile what it is
-    not called for, and no mode that sees operations."""
+    not called for, no mode that sees operations, and no CUDA graph that is captured."""
     if torch.compiler.is_compiling():
         return False
     plain = all(type(x) is Tensor and (x.is_cuda or x.is_cpu) for x in tensors)
-    return plain and not torch._C._len_torch_dispatch_stack() and _compiler_of_frames() is None
+    if not plain or torch._C._len_torch_dispatch_stack() or _compiler_of_frames() is not None:
+        return False
+    return not (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing())

@@ -67,15 +67,9 @@ def flash_fwd_op(
 
 
 def forward_pass(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    seed_and_step: Tensor,
-    choices: AttentionVariant,
-    layer: int,
-    causal: bool,
+    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, choices: AttentionVariant, layer: int, causal: bool,
     scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads."""
     if kernels := kernels_for(q, choices, layer):
         with _on_device_of(q):
@@ -116,26 +110,14 @@ def flash_bwd_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd_op`."""
     saved = (out, logsumexp, out_for_delta, centered)
-    return backward_pass(grad_out, q, k, v, *saved, seed_and_step, _named(variant), layer, causal, scale)
+    return backward_pass(grad_out, q, k, v, saved, seed_and_step, _named(variant), layer, causal, scale)
 
 
 def backward_pass(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    out: Tensor,
-    logsumexp: Tensor,
-    out_for_delta: Tensor,
-    centered: Tensor,
-    seed_and_step: Tensor,
-    choices: AttentionVariant,
-    layer: int,
-    causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return dQ, dK and dV of :func:`forward_pass`."""
-    saved = (out, logsumexp, out_for_delta, centered)
+    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Sequence[Tensor], seed_and_step: Tensor,
+    choices: AttentionVariant, layer: int, causal: bool, scale: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Return dQ, dK and dV of :func:`forward_pass`, which returned what is ``saved``."""
     if kernels := kernels_for(q, choices, layer):
         with _on_device_of(q):
             results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -98,9 +99,8 @@ def in_fp16(
 
 
 def _half(x: Tensor) -> Tensor:
-    if is_eager(x) and (bounds := _kept("bounds", x.device)) is not None:
-        # Bounds of one dimension are computed with in FP32, so that one operation clamps and casts.
-        return torch.clamp(x, *bounds, out=torch.empty_like(x, dtype=torch.float16))
+    if is_eager(x):
+        return torch.clamp(x, *_bounds(x.device), out=torch.empty_like(x, dtype=torch.float16))
     return x.half().clamp(-FP16_MAX, FP16_MAX)  # what is beyond it has become infinite
 
 
@@ -141,7 +141,7 @@ def _divided(inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dty
     """Return gradients divided by a power of two, each in a dtype of its own."""
     of = zip(inner, dtypes, strict=True)
     if is_eager(factor) and not torch.is_grad_enabled():
-        wide = factor.view(1)  # as with bounds
+        wide = factor.view(1)  # of one dimension, as bounds are
         return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in of]
     # By a power of two it does not matter which comes first, and BF16 is half to read and write.
     return [
@@ -192,8 +192,9 @@ def power_of_two(grad_out: Tensor, tokens: int = -2) -> Tensor:
         tokens: the dimension that counts T.
     """
     largest, count = torch.linalg.vector_norm(grad_out.detach(), torch.inf), grad_out.shape[tokens]
-    if largest.dtype == torch.bfloat16 and is_eager(grad_out) and (of := _kept(count, grad_out.device)) is not None:
-        return torch.take(of[0], largest.view(torch.int16).long())  # of a NaN with a sign it counts from the end
+    if largest.dtype == torch.bfloat16 and is_eager(grad_out):
+        bits = largest.view(torch.int16).long()  # of a NaN with a sign below 0, which counts from the end
+        return torch.take(_powers_of_two(count, grad_out.device), bits)
     return _power_of_two(largest.float() * count)
 
 
@@ -208,26 +209,20 @@ def _power_of_two(largest: Tensor) -> Tensor:
 _FOR_ONE = 2.0**14
 """A sum whose power of two is 1."""
 
-_KEPT: dict[tuple[str | int, torch.device], Sequence[Tensor]] = {}
+
+@lru_cache
+def _bounds(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return FP16's smallest and largest number [1] float32: with bounds of one dimension PyTorch computes in FP32, so
+    that one operation clamps and casts. The host waits for the copy, once."""
+    with torch.inference_mode(mode=False):
+        below, above = (torch.tensor([bound], device=device) for bound in (-FP16_MAX, FP16_MAX))
+    return below, above
 
 
-def _kept(what: str | int, device: torch.device) -> Sequence[Tensor] | None:
-    """Return what eager mode need not compute in each call.
-
-    It is copied once, and the host waits for that copy alone. None while a CUDA graph is captured, which cannot hold
-    one, and of the hundredth T.
-
-    Args:
-        what: ``bounds`` of FP16, or T: :func:`power_of_two` by the bits of max|dO| in BF16.
-    """
-    if (what, device) not in _KEPT:
-        if len(_KEPT) >= 100 or (device.type == "cuda" and torch.cuda.is_current_stream_capturing()):
-            return None
-        if isinstance(what, int):
-            every = torch.arange(2**15, dtype=torch.int16, device="cpu").view(torch.bfloat16)
-            made = [_power_of_two(every.float() * what)]
-        else:
-            made = [torch.tensor([bound], device="cpu") for bound in (-FP16_MAX, FP16_MAX)]
-        with torch.inference_mode(mode=False):
-            _KEPT[what, device] = [one.to(device, copy=True) for one in made]
-    return _KEPT[what, device]
+@lru_cache(maxsize=64)
+def _powers_of_two(count: int, device: torch.device) -> Tensor:
+    """Return :func:`power_of_two` [2¹⁵] float32 for T = ``count``, by the bits of max|dO| in BF16. The host waits for
+    the copy, once for each T."""
+    with torch.inference_mode(mode=False):
+        every = torch.arange(2**15, dtype=torch.int16, device="cpu").view(torch.bfloat16)
+        return _power_of_two(every.float() * count).to(device)
