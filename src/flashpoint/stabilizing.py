@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
 from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16
-from flashpoint.watching.functions import NAMES, NamedFunction, output_of, places_of, replaced
+from flashpoint.watching.functions import NamedFunction, output_of, places_of, replaced, where_queries_keys_values
 from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
 from flashpoint.watching.left_out import is_transformed
@@ -290,9 +290,9 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
 def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens: int) -> Callable[..., Any]:
     def inside(*given: Any, **options: Any) -> Any:
         arguments = dict(enumerate(given)) | options
-        qkv = _queries_keys_values(arguments)
-        dtype = _dtype_of(*(arguments[at] for at in qkv)) if len(qkv) == 3 and told.open else None
-        if dtype is None:
+        qkv = where_queries_keys_values(arguments) if told.open else None
+        dtype = None if qkv is None else _dtype_of(*(arguments[at] for at in qkv))
+        if qkv is None or dtype is None:
             return original(*given, **options)
         _note(name)
         told.count(*(arguments[at] for at in qkv))
@@ -324,14 +324,6 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
         )
 
     return inside
-
-
-def _queries_keys_values(arguments: Mapping[int | str, Any]) -> list[int | str]:
-    """Return where q, k and v are among a call's arguments, by name or number; fewer places where they are not."""
-    places: list[Any] = [next((name for name in names if name in arguments), None) for names in NAMES]
-    if None in places:
-        places = [at if at in arguments else name for at, name in enumerate(places)]
-    return [at for at in places if isinstance(arguments.get(at), Tensor)]
 
 
 def _is_bias(x: Tensor) -> bool:

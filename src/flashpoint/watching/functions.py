@@ -17,8 +17,7 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 
-NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
-"""Of the arguments of an attention."""
+_NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
 
 class NoMask:
@@ -120,10 +119,19 @@ def queries_keys_values(given: Mapping[str, Any], positional: Sequence[Any]) -> 
         given: its arguments by name.
         positional: those that may be q, k and v, in this order.
     """
-    by_name = [given.get(short, given.get(long)) for short, long in NAMES]
-    for found in (by_name, list(positional[:3])):
-        if len(found) == 3 and all(isinstance(one, Tensor) for one in found):
-            return found
+    arguments = dict(enumerate(positional)) | dict(given)
+    places = where_queries_keys_values(arguments)
+    return None if places is None else [arguments[at] for at in places]
+
+
+def where_queries_keys_values(arguments: Mapping[int | str, Any]) -> list[int | str] | None:
+    """Return where q, k and v are among a call's arguments, by name or number: all by their names, or else those that
+    come first by their numbers. None where they are not tensors."""
+    by_name: list[Any] = [next((name for name in names if name in arguments), names[0]) for names in _NAMES]
+    by_number = [at if at in arguments else name for at, name in enumerate(by_name)]
+    for places in (by_name, by_number):
+        if all(isinstance(arguments.get(at), Tensor) for at in places):
+            return places
     return None
 
 
