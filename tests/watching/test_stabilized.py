@@ -38,12 +38,12 @@ class Apart(nn.Module):
 
     def __init__(self, library: Any) -> None:
         super().__init__()
-        self.library = library
+        self.kernels = library
         self.query, self.key, self.value = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (part(x).unflatten(-1, (4, 8)).transpose(1, 2) for part in (self.query, self.key, self.value))
-        attended: Tensor = self.library.attend(q, k, v)
+        attended: Tensor = self.kernels.attend(q, k, v)
         return x + attended.transpose(1, 2).flatten(2)
 
 
