@@ -17,9 +17,10 @@ from tests.scripts.gluon_in_threads import Descriptor, Pointer, add_out, added, 
 from tests.scripts.test_compile_kernels import not_interpreted
 
 FOLDER = REPOSITORY / "scripts/benchmarks/hopper"
-forward = loaded(FOLDER / "forward.py", "forward_in_threads")
-backward = loaded(FOLDER / "backward.py", "backward_in_threads", forward=forward)
-one_pass = loaded(FOLDER / "one_pass.py", "one_pass_in_threads", forward=forward)
+tiles = loaded(FOLDER / "tiles.py", "tiles_in_threads")
+forward = loaded(FOLDER / "forward.py", "forward_in_threads", tiles=tiles)
+backward = loaded(FOLDER / "backward.py", "backward_in_threads", tiles=tiles)
+one_pass = loaded(FOLDER / "one_pass.py", "one_pass_in_threads", tiles=tiles)
 one_pass.add_out, one_pass.added = add_out, added
 VARIANT = variant_named("flash_fixed", CONFIGS / "attn")
 B, H = 1, 2

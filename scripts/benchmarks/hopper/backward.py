@@ -17,12 +17,28 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from benchmarks.hopper.forward import ROWS, block_and_head, copy_in, copy_out, last_tile
+from benchmarks.hopper.tiles import (
+    GROUPS,
+    ROWS,
+    add_grad_v,
+    barriers_of_two_rings,
+    block_and_head,
+    copy_block,
+    copy_keys,
+    copy_out,
+    copy_with_row,
+    exponentials,
+    last_tile,
+    operand_layout,
+    pair_of_buffers,
+    pass_tiles,
+    product,
+    product_layout,
+    query_buffers,
+    store_grad_kv,
+)
 from flashpoint_kernels.addressing import head_of, token_offsets
 from flashpoint_kernels.residual import two_parts
-
-LOG2E = gl.constexpr(1.4426950408889634)
-GROUPS = gl.constexpr(2)
 
 
 @triton.jit
@@ -46,12 +62,12 @@ def row_deltas_kernel(
 
 
 @gluon.jit
-def copy_keys(
+def copy_queries_and_keys(
     descs, rings, sizes, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """For dQ: copy Q and dO of each block, and K and V of each tile that it sees."""
-    q_desc, k_desc, v_desc, do_desc = descs
-    q_smem, do_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    query_descs, key_descs = descs
+    buffers, q_full, q_empty, key_rings = rings
     B, H, T, GROUP = sizes
     BQ: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BQ)
@@ -59,24 +75,9 @@ def copy_keys(
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
         i_q, number = block_and_head(tile, n_blocks, B * H, GROUP)
         sequence, head = number // H, number % H
-        mbarrier.wait(q_empty, (blocks & 1) ^ 1)
-        mbarrier.expect(q_full, 2 * BQ * D * 2)
-        for group in gl.static_range(GROUPS):
-            first = i_q * BQ + group * ROWS
-            copy_in(q_desc, [sequence, head, first, 0], q_full, q_smem.index(group))
-            copy_in(do_desc, [sequence, head, first, 0], q_full, do_smem.index(group))
+        copy_block(query_descs, buffers, q_full, q_empty, blocks, (sequence, head, i_q), D)
         blocks += 1
-        last = last_tile(i_q * BQ, BQ, T, BK)
-        for left in range(last + 1):
-            stage, phase = i % STAGES, (i // STAGES) & 1
-            start = (last - left) * BK
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            mbarrier.expect(k_full.index(stage), BK * D * 2)
-            copy_in(k_desc, [sequence, head, start, 0], k_full.index(stage), k_smem.index(stage))
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            mbarrier.expect(v_full.index(stage), BK * D * 2)
-            copy_in(v_desc, [sequence, head, start, 0], v_full.index(stage), v_smem.index(stage))
-            i += 1
+        i = copy_keys(key_descs, key_rings, (sequence, head), last_tile(i_q * BQ, BQ, T, BK), i, BK, D, STAGES)
 
 
 @gluon.jit
@@ -85,13 +86,11 @@ def add_keys(
     BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, FIRST: gl.constexpr,
 ):  # fmt: skip
     """Return dQ, still under way, with tile ``i`` of keys; FIRST: the one on the diagonal."""
-    _, _, k_smem, v_smem, _, _, k_full, k_empty, v_full, v_empty = rings
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    DS_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16]), 2)
-    FACTOR: gl.constexpr = UNIT * LOG2E
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty = rings
     stage, phase = i % STAGES, (i // STAGES) & 1
     k, v = k_smem.index(stage).reshape([BK, D]), v_smem.index(stage).reshape([BK, D])
-    nothing = gl.zeros([ROWS, BK], gl.float32, S_LAYOUT)
+    # Not ``product``: with line numbers of two functions the assembler waits once more.
+    nothing = gl.zeros([ROWS, BK], gl.float32, product_layout(BK))
     mbarrier.wait(k_full.index(stage), phase)
     s = warpgroup_mma(q, k.permute([1, 0]), nothing, use_acc=False, is_async=True)
     mbarrier.wait(v_full.index(stage), phase)
@@ -99,14 +98,14 @@ def add_keys(
     s, grad_q = warpgroup_mma_wait(1, deps=[s, grad_q])
     if not FIRST:
         mbarrier.arrive(k_empty.index((i - 1) % STAGES))
-    p = gl.exp2(gl.fma(s, gl.full_like(s, FACTOR), gl.zeros_like(s) - lse[:, None]))
+    p = exponentials(s, lse[:, None], UNIT)
     if FIRST:
-        columns = start + gl.arange(0, BK, gl.SliceLayout(0, S_LAYOUT))
+        columns = start + gl.arange(0, BK, gl.SliceLayout(0, product_layout(BK)))
         p = gl.where(columns[None, :] <= rows[:, None], p, 0.0)
     mbarrier.wait(v_full.index(stage), phase)  # it is: the assembler would wait before the exponentials
     dp = warpgroup_mma_wait(0, deps=[dp])
     mbarrier.arrive(v_empty.index(stage))
-    ds = gl.convert_layout((p * (dp - delta[:, None])).to(gl.bfloat16), DS_LAYOUT)
+    ds = gl.convert_layout((p * (dp - delta[:, None])).to(gl.bfloat16), operand_layout(D))
     return warpgroup_mma(ds, k, warpgroup_mma_init(grad_q), is_async=True)
 
 
@@ -116,12 +115,13 @@ def sum_grad_q(
     BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ of rows ``mine`` of each block."""
-    q_smem, do_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    buffers, q_full, q_empty, key_rings = rings
+    q_smem, do_smem = buffers
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty = key_rings
     B, H, T, GROUP = sizes
     BQ: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BQ)
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16]))
-    Q_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(BK))
     q, grad_out = q_smem.index(mine).reshape([ROWS, D]), do_smem.index(mine).reshape([ROWS, D])
     i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
@@ -131,19 +131,14 @@ def sum_grad_q(
         of_head = rows_ptr + number.to(gl.int64) * T_ROWS
         lse, delta = gl.load(of_head + rows), gl.load(of_head + PLANE + rows)
         last = last_tile(first_row, ROWS, T, BK)
-        for _ in range(last_tile(i_q * BQ, BQ, T, BK) - last):  # which other rows see
-            stage, phase = i % STAGES, (i // STAGES) & 1
-            mbarrier.wait(k_full.index(stage), phase)
-            mbarrier.arrive(k_empty.index(stage))
-            mbarrier.wait(v_full.index(stage), phase)
-            mbarrier.arrive(v_empty.index(stage))
-            i += 1
+        others = last_tile(i_q * BQ, BQ, T, BK) - last
+        i = pass_tiles(others, i, (k_full, k_empty), (v_full, v_empty), STAGES)
         mbarrier.wait(q_full, blocks & 1)
-        grad_q = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, Q_LAYOUT))
-        grad_q = add_keys(grad_q, q, grad_out, lse, delta, rows, last * BK, i, rings, BK, D, STAGES, UNIT, True)
+        grad_q = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, product_layout(D)))
+        grad_q = add_keys(grad_q, q, grad_out, lse, delta, rows, last * BK, i, key_rings, BK, D, STAGES, UNIT, True)
         for _ in range(last):
             i += 1
-            grad_q = add_keys(grad_q, q, grad_out, lse, delta, rows, 0, i, rings, BK, D, STAGES, UNIT, False)
+            grad_q = add_keys(grad_q, q, grad_out, lse, delta, rows, 0, i, key_rings, BK, D, STAGES, UNIT, False)
         summed = warpgroup_mma_wait(0, deps=[grad_q])
         mbarrier.arrive(k_empty.index(i % STAGES))
         i += 1
@@ -161,31 +156,16 @@ def hopper_dq_kernel(
     BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
 ):  # fmt: skip
     """Store dQ of all heads; each program takes every gridDim-th block of queries."""
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], do_desc.layout)
-    k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BK, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BK, D], v_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=GROUPS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=GROUPS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=GROUPS)
-    rings = (q_smem, do_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    q_smem, do_smem = pair_of_buffers((q_desc, do_desc), GROUPS, ROWS, D)
+    k_smem, v_smem = pair_of_buffers((k_desc, v_desc), STAGES, BK, D)
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers_of_two_rings(STAGES, GROUPS)
+    rings = ((q_smem, do_smem), q_full, q_empty, (k_smem, v_smem, k_full, k_empty, v_full, v_empty))
     sizes = (B, H, T, GROUP)
     gl.warp_specialize(
         [
             (sum_grad_q, (0, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT, ALPHA)),
             (sum_grad_q, (1, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT, ALPHA)),
-            (copy_keys, ((q_desc, k_desc, v_desc, do_desc), rings, sizes, BK, D, STAGES)),
+            (copy_queries_and_keys, (((q_desc, do_desc), (k_desc, v_desc)), rings, sizes, BK, D, STAGES)),
         ],
         [4, 1], [240, 24],
     )  # fmt: skip
@@ -204,23 +184,17 @@ def copy_queries(descs, rings, sizes, BQ: gl.constexpr, D: gl.constexpr, STAGES:
         left, number = block_and_head(tile, n_blocks, B * H, GROUP)
         i_k = n_blocks - 1 - left  # the first keys are seen most
         sequence, head = number // H, number % H
-        mbarrier.wait(kv_empty, (blocks & 1) ^ 1)
-        mbarrier.expect(kv_full, 2 * BK * D * 2)
-        for group in gl.static_range(GROUPS):
-            first = i_k * BK + group * ROWS
-            copy_in(k_desc, [sequence, head, first, 0], kv_full, k_smem.index(group))
-            copy_in(v_desc, [sequence, head, first, 0], kv_full, v_smem.index(group))
+        copy_block((k_desc, v_desc), (k_smem, v_smem), kv_full, kv_empty, blocks, (sequence, head, i_k), D)
         blocks += 1
         for start in range(i_k * BK, T, BQ):
             stage, phase = i % STAGES, (i // STAGES) & 1
+            at = sequence, head, number, start
             mbarrier.wait(q_empty.index(stage), phase ^ 1)
             mbarrier.expect(q_full.index(stage), BQ * (2 * D + 4))
-            copy_in(q_desc, [sequence, head, start, 0], q_full.index(stage), q_smem.index(stage))
-            copy_in(rows_desc, [0, number, start], q_full.index(stage), lse_smem.index(stage))
+            copy_with_row((q_desc, rows_desc), (q_smem, lse_smem), q_full, at, stage, 0)
             mbarrier.wait(do_empty.index(stage), phase ^ 1)
             mbarrier.expect(do_full.index(stage), BQ * (2 * D + 4))
-            copy_in(do_desc, [sequence, head, start, 0], do_full.index(stage), do_smem.index(stage))
-            copy_in(rows_desc, [1, number, start], do_full.index(stage), delta_smem.index(stage))
+            copy_with_row((do_desc, rows_desc), (do_smem, delta_smem), do_full, at, stage, 1)
             i += 1
 
 
@@ -231,31 +205,19 @@ def add_queries(
 ):  # fmt: skip
     """Return dK and dV, still under way, with tile ``i`` of queries; FIRST: the one on the diagonal."""
     _, _, q_smem, do_smem, lse_smem, delta_smem, _, _, q_full, q_empty, do_full, do_empty = rings
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16])
-    S_COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16]), 2)
-    FACTOR: gl.constexpr = UNIT * LOG2E
     stage, phase = i % STAGES, (i // STAGES) & 1
     q, grad_out = q_smem.index(stage).reshape([BQ, D]), do_smem.index(stage).reshape([BQ, D])
-    nothing = gl.zeros([ROWS, BQ], gl.float32, S_LAYOUT)
     mbarrier.wait(q_full.index(stage), phase)
-    s = warpgroup_mma(k, q.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    s = product(k, q, BQ)
     mbarrier.wait(do_full.index(stage), phase)
-    dp = warpgroup_mma(v, grad_out.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    dp = product(v, grad_out, BQ)
     s, grad_k, grad_v = warpgroup_mma_wait(1, deps=[s, grad_k, grad_v])
     if not FIRST:
         mbarrier.arrive(q_empty.index((i - 1) % STAGES))
         mbarrier.arrive(do_empty.index((i - 1) % STAGES))
-    lse = lse_smem.index(stage).reshape([BQ]).load(S_COLUMNS)
-    p = gl.exp2(gl.fma(s, gl.full_like(s, FACTOR), gl.zeros_like(s) - lse[None, :]))
-    if FIRST:
-        queries = start + gl.arange(0, BQ, S_COLUMNS)
-        p = gl.where(keys[:, None] <= queries[None, :], p, 0.0)
-    p_operand = gl.convert_layout(p.to(gl.bfloat16), P_LAYOUT)
-    grad_v = warpgroup_mma(p_operand, grad_out, warpgroup_mma_init(grad_v), is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
-    delta = delta_smem.index(stage).reshape([BQ]).load(S_COLUMNS)
-    ds = gl.convert_layout((p * (dp - delta[None, :])).to(gl.bfloat16), P_LAYOUT)
+    row_rings = lse_smem, delta_smem
+    grad_v, ds = add_grad_v(grad_v, s, dp, grad_out, row_rings, stage, keys, start, BQ, D, UNIT, FIRST)
+    ds = gl.convert_layout(ds, operand_layout(D))
     grad_k = warpgroup_mma(ds, q, warpgroup_mma_init(grad_k), is_async=True)
     grad_v = warpgroup_mma_wait(1, deps=[grad_v])  # two sums under way at a loop's end make the assembler wait for each
     return grad_k, warpgroup_mma_init(grad_v)
@@ -267,13 +229,11 @@ def sum_grad_kv(
     BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV of rows ``mine`` of each block of keys."""
-    grad_k_desc, grad_v_desc = descs
     k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, kv_full, kv_empty, q_full, q_empty, do_full, do_empty = rings
     B, H, T, GROUP = sizes
     BK: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BK)
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BQ, 16]))
-    K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(BQ))
     k, v = k_smem.index(mine).reshape([ROWS, D]), v_smem.index(mine).reshape([ROWS, D])
     i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
@@ -281,15 +241,10 @@ def sum_grad_kv(
         i_k = n_blocks - 1 - left
         first_key = i_k * BK + mine * ROWS
         keys = first_key + gl.arange(0, ROWS, S_ROWS)
-        for _ in range(gl.cdiv(gl.minimum(mine * ROWS, T - i_k * BK), BQ)):  # queries that see none of mine
-            stage, phase = i % STAGES, (i // STAGES) & 1
-            mbarrier.wait(q_full.index(stage), phase)
-            mbarrier.arrive(q_empty.index(stage))
-            mbarrier.wait(do_full.index(stage), phase)
-            mbarrier.arrive(do_empty.index(stage))
-            i += 1
+        others = gl.cdiv(gl.minimum(mine * ROWS, T - i_k * BK), BQ)  # which see none of my keys
+        i = pass_tiles(others, i, (q_full, q_empty), (do_full, do_empty), STAGES)
         mbarrier.wait(kv_full, blocks & 1)
-        nothing = gl.zeros([ROWS, D], gl.float32, K_LAYOUT)
+        nothing = gl.zeros([ROWS, D], gl.float32, product_layout(D))
         grad_k, grad_v = warpgroup_mma_init(nothing), warpgroup_mma_init(nothing)
         if first_key < T:
             grad_k, grad_v = add_queries(grad_k, grad_v, k, v, keys, first_key, i, rings, BQ, D, STAGES, UNIT, True)
@@ -300,12 +255,8 @@ def sum_grad_kv(
             summed_k, summed_v = warpgroup_mma_wait(0, deps=[grad_k, grad_v])
             mbarrier.arrive(q_empty.index((i - 1) % STAGES))
             mbarrier.arrive(do_empty.index((i - 1) % STAGES))
-            k.store((summed_k * ALPHA).to(gl.bfloat16))  # in K's place, which nobody reads any more
-            v.store(summed_v.to(gl.bfloat16))
-            fence_async_shared()
-            copy_out(grad_k_desc, [number // H, number % H, first_key, 0], k_smem.index(mine))
-            copy_out(grad_v_desc, [number // H, number % H, first_key, 0], v_smem.index(mine))
-            tma.store_wait(0)
+            at = number, H, first_key
+            store_grad_kv(descs, (k_smem.index(mine), v_smem.index(mine)), summed_k, summed_v, at, D, ALPHA)
         blocks += 1
         mbarrier.arrive(kv_empty)
 
@@ -317,26 +268,9 @@ def hopper_dkdv_kernel(
 ):  # fmt: skip
     """Store dK and dV of all heads; each program takes every gridDim-th block of keys."""
     gl.static_assert(BQ == ROWS, "a group of keys has one tile on the diagonal")
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
-    k_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BQ, D], do_desc.layout)
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, BQ], rows_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, BQ], rows_desc.layout)
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    do_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    mbarrier.init(kv_full, count=1)
-    mbarrier.init(kv_empty, count=GROUPS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(stage), count=1)
-        mbarrier.init(q_empty.index(stage), count=GROUPS)
-        mbarrier.init(do_full.index(stage), count=1)
-        mbarrier.init(do_empty.index(stage), count=GROUPS)
+    descs = (q_desc, k_desc, v_desc, do_desc, rows_desc)
+    k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem = query_buffers(descs, BQ, D, STAGES)
+    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = barriers_of_two_rings(STAGES, GROUPS)
     rings = (
         k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, kv_full, kv_empty, q_full, q_empty, do_full, do_empty
     )  # fmt: skip
@@ -346,7 +280,7 @@ def hopper_dkdv_kernel(
         [
             (sum_grad_kv, (0, written, rings, sizes, BQ, D, STAGES, UNIT, ALPHA)),
             (sum_grad_kv, (1, written, rings, sizes, BQ, D, STAGES, UNIT, ALPHA)),
-            (copy_queries, ((q_desc, k_desc, v_desc, do_desc, rows_desc), rings, sizes, BQ, D, STAGES)),
+            (copy_queries, (descs, rings, sizes, BQ, D, STAGES)),
         ],
         [4, 1], [240, 24],
     )  # fmt: skip

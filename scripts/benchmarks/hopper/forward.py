@@ -15,28 +15,25 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-# Triton 3.7 and later have other names.
-copy_in = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared
-copy_out = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global
-ROWS = gl.constexpr(64)
-"""Queries of a group of warps."""
-LOG2E = gl.constexpr(1.4426950408889634)
+from benchmarks.hopper.tiles import (
+    LOG2E,
+    ROWS,
+    barriers_of_two_rings,
+    block_and_head,
+    copy_in,
+    copy_keys,
+    copy_out,
+    exponentials,
+    last_tile,
+    operand_layout,
+    pair_of_buffers,
+    pass_tiles,
+    product,
+    product_layout,
+)
+
 TO_WHOLE = gl.constexpr(12582912.0)
 EXPONENT = gl.constexpr(0x7F800000)
-
-
-@gluon.jit
-def block_and_head(tile, n_blocks, n_heads, GROUP):
-    """Return the block of queries and the head of a tile: heads in groups that fit in L2, the longest rows first."""
-    group, within = tile // (GROUP * n_blocks), tile % (GROUP * n_blocks)
-    heads = gl.minimum(GROUP, n_heads - group * GROUP)
-    return n_blocks - 1 - within // heads, group * GROUP + within % heads
-
-
-@gluon.jit
-def last_tile(first_row, ROWS_OF: gl.constexpr, T, BK: gl.constexpr):
-    """Return the number of the last tile of keys that rows see."""
-    return (gl.minimum(T, first_row + ROWS_OF) - 1) // BK
 
 
 @gluon.jit
@@ -44,12 +41,11 @@ def copy_tiles(
     descs, rings, sizes, BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy Q of each block, and K and V of each tile that it sees."""
-    q_desc, k_desc, v_desc = descs
-    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    q_desc, key_descs = descs
+    q_smem, q_full, q_empty, key_rings = rings
     B, H, T, GROUP = sizes
     n_blocks = gl.cdiv(T, BQ)
     GROUPS: gl.constexpr = BQ // ROWS
-    BYTES: gl.constexpr = BK * D * 2
     i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
         i_q, number = block_and_head(tile, n_blocks, B * H, GROUP)
@@ -59,23 +55,18 @@ def copy_tiles(
         for group in gl.static_range(GROUPS):
             copy_in(q_desc, [sequence, head, i_q * BQ + group * ROWS, 0], q_full, q_smem.index(group))
         blocks += 1
-        for left in range(last_tile(i_q * BQ, BQ, T, BK) + 1):
-            start = (last_tile(i_q * BQ, BQ, T, BK) - left) * BK
-            stage, phase = i % STAGES, (i // STAGES) & 1
-            mbarrier.wait(k_empty.index(stage), phase ^ 1)
-            mbarrier.expect(k_full.index(stage), BYTES)
-            copy_in(k_desc, [sequence, head, start, 0], k_full.index(stage), k_smem.index(stage))
-            mbarrier.wait(v_empty.index(stage), phase ^ 1)
-            mbarrier.expect(v_full.index(stage), BYTES)
-            copy_in(v_desc, [sequence, head, start, 0], v_full.index(stage), v_smem.index(stage))
-            i += 1
+        last = last_tile(i_q * BQ, BQ, T, BK)
+        i = copy_keys(key_descs, key_rings, (sequence, head), last, i, BK, D, STAGES)
 
 
 @gluon.jit
-def scores(q, k, BK: gl.constexpr, D: gl.constexpr, LAYOUT: gl.constexpr):
-    """Begin QKᵀ [ROWS, BK]."""
-    nothing = gl.zeros([ROWS, BK], gl.float32, LAYOUT)
-    return warpgroup_mma(q, k.reshape([BK, D]).permute([1, 0]), nothing, use_acc=False, is_async=True)
+def shifted_exponentials(s, shift, UNIT: gl.constexpr, FUSED: gl.constexpr):
+    """Return exp2((S − shift)·UNIT/ln 2), with a shift for each row.
+
+    FUSED: one fused multiply-add an element. It is not exactly 1 at the shift, but within 2⁻²⁴·|shift·UNIT|.
+    """
+    FACTOR: gl.constexpr = UNIT * LOG2E
+    return exponentials(s, (shift * FACTOR)[:, None], UNIT) if FUSED else gl.exp2((s - shift[:, None]) * FACTOR)
 
 
 @gluon.jit
@@ -102,20 +93,18 @@ def attend(
 ):  # fmt: skip
     """Compute rows ``mine`` of each block.
 
-    FUSED: exp2 of one fused multiply-add an element. It is not exactly 1 at the shift, but within 2⁻²⁴·|m·UNIT|.
+    FUSED: as in ``shifted_exponentials``.
     TURNS: two groups that see the same tiles issue products in turn.
     """
     out_desc, residual_desc = descs
     rings, turns, results, sizes = shared
-    q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty = rings
+    q_smem, q_full, q_empty, key_rings = rings
+    k_smem, v_smem, k_full, k_empty, v_full, v_empty = key_rings
     out_smem, residual_smem = results
     B, H, T, GROUP = sizes
     n_blocks = gl.cdiv(T, BQ)
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BK, 16])
-    O_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, O_LAYOUT, 2)
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, S_LAYOUT)
-    O_ROWS: gl.constexpr = gl.SliceLayout(1, O_LAYOUT)
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(BK))
+    O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(D))
     FACTOR: gl.constexpr = UNIT * LOG2E
     q = q_smem.index(mine).reshape([ROWS, D])
     i, blocks, turn = 0, 0, 0
@@ -123,29 +112,21 @@ def attend(
         i_q, number = block_and_head(tile, n_blocks, B * H, GROUP)
         first_row = i_q * BQ + mine * ROWS
         last = last_tile(first_row, ROWS, T, BK)
-        for _ in range(last_tile(i_q * BQ, BQ, T, BK) - last):  # which other rows see
-            stage, phase = i % STAGES, (i // STAGES) & 1
-            mbarrier.wait(k_full.index(stage), phase)
-            mbarrier.arrive(k_empty.index(stage))
-            mbarrier.wait(v_full.index(stage), phase)
-            mbarrier.arrive(v_empty.index(stage))
-            i += 1
+        others = last_tile(i_q * BQ, BQ, T, BK) - last
+        i = pass_tiles(others, i, (k_full, k_empty), (v_full, v_empty), STAGES)
         mbarrier.wait(q_full, blocks & 1)
         mbarrier.wait(k_full.index(i % STAGES), (i // STAGES) & 1)
-        s = scores(q, k_smem.index(i % STAGES), BK, D, S_LAYOUT)
+        s = product(q, k_smem.index(i % STAGES).reshape([BK, D]), BK)
         s = warpgroup_mma_wait(0, deps=[s])
         mbarrier.arrive(k_empty.index(i % STAGES))
         rows = first_row + gl.arange(0, ROWS, S_ROWS)
-        columns = last * BK + gl.arange(0, BK, gl.SliceLayout(0, S_LAYOUT))
+        columns = last * BK + gl.arange(0, BK, gl.SliceLayout(0, product_layout(BK)))
         s = gl.where(columns[None, :] <= rows[:, None], s, float("-inf"))
         m = gl.max(s, 1)
-        if FUSED:
-            p = gl.exp2(gl.fma(s, gl.full_like(s, FACTOR), gl.zeros_like(s) - (m * FACTOR)[:, None]))
-        else:
-            p = gl.exp2((s - m[:, None]) * FACTOR)
+        p = shifted_exponentials(s, m, UNIT, FUSED)
         mass = gl.sum(p, 1)
-        operand = gl.convert_layout(p.to(gl.bfloat16), P_LAYOUT)
-        out = gl.zeros([ROWS, D], gl.float32, O_LAYOUT)
+        operand = gl.convert_layout(p.to(gl.bfloat16), operand_layout(D))
+        out = gl.zeros([ROWS, D], gl.float32, product_layout(D))
         for _ in range(last):
             v_stage, v_phase = i % STAGES, (i // STAGES) & 1
             i += 1
@@ -153,7 +134,7 @@ def attend(
             mbarrier.wait(k_full.index(stage), phase)
             if TURNS:
                 mbarrier.wait(turns.index(mine), (turn & 1) ^ (1 - mine))
-            s = scores(q, k_smem.index(stage), BK, D, S_LAYOUT)
+            s = product(q, k_smem.index(stage).reshape([BK, D]), BK)
             mbarrier.wait(v_full.index(v_stage), v_phase)
             out = warpgroup_mma(operand, v_smem.index(v_stage).reshape([BK, D]), out, is_async=True)
             if TURNS:
@@ -163,17 +144,14 @@ def attend(
             mbarrier.arrive(k_empty.index(stage))
             m_new = gl.maximum(m, gl.max(s, 1))
             rescale = gl.exp2((m - m_new) * FACTOR)
-            if FUSED:
-                p = gl.exp2(gl.fma(s, gl.full_like(s, FACTOR), gl.zeros_like(s) - (m_new * FACTOR)[:, None]))
-            else:
-                p = gl.exp2((s - m_new[:, None]) * FACTOR)
+            p = shifted_exponentials(s, m_new, UNIT, FUSED)
             m = m_new
             mass = mass * rescale + gl.sum(p, 1)
             mbarrier.wait(v_full.index(v_stage), v_phase)  # it is: the assembler would wait before the exponentials
             out = warpgroup_mma_wait(0, deps=[out])
             mbarrier.arrive(v_empty.index(v_stage))
             out = out * gl.convert_layout(rescale, O_ROWS)[:, None]
-            operand = gl.convert_layout(p.to(gl.bfloat16), P_LAYOUT)
+            operand = gl.convert_layout(p.to(gl.bfloat16), operand_layout(D))
         mbarrier.arrive(q_empty)
         mbarrier.wait(v_full.index(i % STAGES), (i // STAGES) & 1)
         out = warpgroup_mma(operand, v_smem.index(i % STAGES).reshape([BK, D]), out, is_async=True)
@@ -203,29 +181,15 @@ def hopper_fwd_kernel(
 ):  # fmt: skip
     """Store O, its residual and L of all heads; each program takes every gridDim-th block of queries."""
     GROUPS: gl.constexpr = BQ // ROWS
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], q_desc.layout)
-    k_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BK, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, BK, D], v_desc.layout)
+    k_smem, v_smem = pair_of_buffers((k_desc, v_desc), STAGES, BK, D)
     out_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], out_desc.layout)
     residual_smem = gl.allocate_shared_memory(gl.int8, [GROUPS, 1, 1, ROWS, D], residual_desc.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    q_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], BARRIER)
-    mbarrier.init(q_full, count=1)
-    mbarrier.init(q_empty, count=GROUPS)
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(stage), count=1)
-        mbarrier.init(k_empty.index(stage), count=GROUPS)
-        mbarrier.init(v_full.index(stage), count=1)
-        mbarrier.init(v_empty.index(stage), count=GROUPS)
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers_of_two_rings(STAGES, GROUPS)
+    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     mbarrier.init(turns.index(0), count=1)
     mbarrier.init(turns.index(1), count=1)
-    rings = (q_smem, k_smem, v_smem, q_full, q_empty, k_full, k_empty, v_full, v_empty)
+    rings = (q_smem, q_full, q_empty, (k_smem, v_smem, k_full, k_empty, v_full, v_empty))
     sizes, written = (B, H, T, GROUP), (out_desc, residual_desc)
     shared = (rings, turns, (out_smem, residual_smem), sizes)
     if GROUPS == 2:
@@ -233,7 +197,7 @@ def hopper_fwd_kernel(
             [
                 (attend, (0, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, TURNS)),
                 (attend, (1, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, TURNS)),
-                (copy_tiles, ((q_desc, k_desc, v_desc), rings, sizes, BQ, BK, D, STAGES)),
+                (copy_tiles, ((q_desc, (k_desc, v_desc)), rings, sizes, BQ, BK, D, STAGES)),
             ],
             [4, 1],
             [REGISTERS, 24],
@@ -244,7 +208,7 @@ def hopper_fwd_kernel(
                 (attend, (0, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
                 (attend, (1, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
                 (attend, (2, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
-                (copy_tiles, ((q_desc, k_desc, v_desc), rings, sizes, BQ, BK, D, STAGES)),
+                (copy_tiles, ((q_desc, (k_desc, v_desc)), rings, sizes, BQ, BK, D, STAGES)),
             ],
             [4, 4, 1],
             [REGISTERS, REGISTERS, 24],

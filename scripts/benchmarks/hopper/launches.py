@@ -11,8 +11,9 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from benchmarks.hopper.backward import hopper_dkdv_kernel, hopper_dq_kernel, row_deltas_kernel
-from benchmarks.hopper.forward import ROWS, hopper_fwd_kernel
+from benchmarks.hopper.forward import hopper_fwd_kernel
 from benchmarks.hopper.one_pass import grad_q_kernel, hopper_bwd_kernel
+from benchmarks.hopper.tiles import ROWS
 from flashpoint.numerics.layout import by_token
 from flashpoint_kernels.tile_sizes import GROUP_BYTES
 
@@ -58,7 +59,7 @@ def grad_q(
     hopper_dq_kernel[_grid(q, _BLOCK, persistent)](
         _descriptor(q, 64), _descriptor(k, bk), _descriptor(v, bk), _descriptor(grad_out, 64), _descriptor(found, 64),
         rows, B, H, T, _group(T, d), rows.shape[-1], rows[0].numel(),
-        BK=bk, D=d, STAGES=stages, UNIT=d**-0.5, ALPHA=d**-0.5, maxnreg=168, **_OPTIONS,
+        BK=bk, **_backward_choices(d, stages),
     )  # fmt: skip
     return found
 
@@ -72,7 +73,7 @@ def grad_kv(
     hopper_dkdv_kernel[_grid(q, _BLOCK, persistent)](
         *(_descriptor(x, 64) for x in (q, k, v, grad_out)), _of_rows(rows), _descriptor(grad_k, 64),
         _descriptor(grad_v, 64),
-        B, H, T, _group(T, d), BQ=64, D=d, STAGES=stages, UNIT=d**-0.5, ALPHA=d**-0.5, maxnreg=168, **_OPTIONS,
+        B, H, T, _group(T, d), BQ=64, **_backward_choices(d, stages),
     )  # fmt: skip
     return grad_k, grad_v
 
@@ -86,29 +87,33 @@ def all_grads(
     summed = q.new_zeros((B * H, T, d), dtype=torch.float32)
     turns = q.new_zeros((B * H, triton.cdiv(T, 64)), dtype=torch.int32)
     block = [1, 64, d // 2]
-    of_summed = TensorDescriptor(
-        summed, list(summed.shape), list(summed.stride()), block,
-        gl.NVMMASharedLayout.get_default_for(block, gl.float32),
-    )  # fmt: skip
+    of_summed = _blocks(summed, block, gl.NVMMASharedLayout.get_default_for(block, gl.float32))
     hopper_bwd_kernel[_grid(q, _BLOCK, persistent)](
         *(_descriptor(x, 64) for x in (q, k, v, grad_out)), _of_rows(rows), _descriptor(grad_k, 64),
         _descriptor(grad_v, 64), of_summed, turns, B, H, T,
-        D=d, STAGES=stages, UNIT=d**-0.5, ALPHA=d**-0.5, maxnreg=168, **_OPTIONS,
+        **_backward_choices(d, stages),
     )  # fmt: skip
     grad_q_kernel[(triton.cdiv(T, 64), B * H)](summed, grad_q, H, T, D=d, BQ=64, ALPHA=d**-0.5, **_OPTIONS)
     return grad_q, grad_k, grad_v
 
 
 def _of_rows(rows: Tensor) -> TensorDescriptor:
-    layout = gl.NVMMASharedLayout(0, 32, rank=3)
-    return TensorDescriptor(rows, list(rows.shape), list(rows.stride()), [1, 1, 64], layout)
+    return _blocks(rows, [1, 1, 64], gl.NVMMASharedLayout(0, 32, rank=3))
 
 
 def _descriptor(x: Tensor, rows: int) -> TensorDescriptor:
     block = [1, 1, rows, x.shape[-1]]
     of = gl.int8 if x.dtype == torch.int8 else gl.bfloat16
-    layout = gl.NVMMASharedLayout.get_default_for(block, of)
+    return _blocks(x, block, gl.NVMMASharedLayout.get_default_for(block, of))
+
+
+def _blocks(x: Tensor, block: list[int], layout: gl.NVMMASharedLayout) -> TensorDescriptor:
     return TensorDescriptor(x, list(x.shape), list(x.stride()), block, layout)
+
+
+def _backward_choices(d: int, stages: int) -> dict[str, Any]:
+    """Return what all backward kernels are compiled with."""
+    return {"D": d, "STAGES": stages, "UNIT": d**-0.5, "ALPHA": d**-0.5, "maxnreg": 168, **_OPTIONS}
 
 
 def _grid(q: Tensor, block: int, persistent: bool) -> tuple[int]:

@@ -19,10 +19,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from benchmarks.hopper.forward import LOG2E, ROWS, copy_in, copy_out
+from benchmarks.hopper.tiles import (
+    GROUPS,
+    ROWS,
+    add_grad_v,
+    barriers,
+    copy_block,
+    copy_with_row,
+    product,
+    product_layout,
+    query_buffers,
+    store_grad_kv,
+)
 from flashpoint_kernels.addressing import head_of, token_offsets
-
-GROUPS = gl.constexpr(2)
 
 
 @builtin
@@ -68,21 +77,15 @@ def copy_queries(descs, rings, sizes, D: gl.constexpr, STAGES: gl.constexpr):
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
         number, i_k = tile // n_blocks, n_blocks - 1 - tile % n_blocks
         sequence, head = number // H, number % H
-        mbarrier.wait(kv_empty, (blocks & 1) ^ 1)
-        mbarrier.expect(kv_full, 2 * BK * D * 2)
-        for group in gl.static_range(GROUPS):
-            first = i_k * BK + group * ROWS
-            copy_in(k_desc, [sequence, head, first, 0], kv_full, k_smem.index(group))
-            copy_in(v_desc, [sequence, head, first, 0], kv_full, v_smem.index(group))
+        copy_block((k_desc, v_desc), (k_smem, v_smem), kv_full, kv_empty, blocks, (sequence, head, i_k), D)
         blocks += 1
         for start in range(i_k * BK, T, ROWS):
             stage, phase = i % STAGES, (i // STAGES) & 1
             mbarrier.wait(empty.index(stage), phase ^ 1)
             mbarrier.expect(full.index(stage), 2 * ROWS * (2 * D + 4))
-            copy_in(q_desc, [sequence, head, start, 0], full.index(stage), q_smem.index(stage))
-            copy_in(rows_desc, [0, number, start], full.index(stage), lse_smem.index(stage))
-            copy_in(do_desc, [sequence, head, start, 0], full.index(stage), do_smem.index(stage))
-            copy_in(rows_desc, [1, number, start], full.index(stage), delta_smem.index(stage))
+            at = sequence, head, number, start
+            copy_with_row((q_desc, rows_desc), (q_smem, lse_smem), full, at, stage, 0)
+            copy_with_row((do_desc, rows_desc), (do_smem, delta_smem), full, at, stage, 1)
             i += 1
 
 
@@ -119,37 +122,23 @@ def add_queries(
     k_smem, _, q_smem, do_smem, lse_smem, delta_smem, _, _, full, empty = rings
     ds_smem, ds_full, ds_empty = ds_ring
     dq_smem, dq_full, dq_empty = dq_ring
-    S_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16])
-    S_COLUMNS: gl.constexpr = gl.SliceLayout(0, S_LAYOUT)
-    P_LAYOUT: gl.constexpr = gl.DotOperandLayout(0, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16]), 2)
-    DQ_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D // 2, 16])
-    FACTOR: gl.constexpr = UNIT * LOG2E
     stage, phase = i % STAGES, (i // STAGES) & 1
     q, grad_out = q_smem.index(stage).reshape([ROWS, D]), do_smem.index(stage).reshape([ROWS, D])
-    nothing = gl.zeros([ROWS, ROWS], gl.float32, S_LAYOUT)
     mbarrier.wait(full.index(stage), phase)
-    s = warpgroup_mma(k, q.permute([1, 0]), nothing, use_acc=False, is_async=True)
-    dp = warpgroup_mma(v, grad_out.permute([1, 0]), nothing, use_acc=False, is_async=True)
+    s = product(k, q, ROWS)
+    dp = product(v, grad_out, ROWS)
     s, grad_k = warpgroup_mma_wait(1, deps=[s, grad_k])
     if not FIRST:
         mbarrier.arrive(empty.index((i - 1) % STAGES))
         mbarrier.arrive(ds_empty)
-    lse = lse_smem.index(stage).reshape([ROWS]).load(S_COLUMNS)
-    p = gl.exp2(gl.fma(s, gl.full_like(s, FACTOR), gl.zeros_like(s) - lse[None, :]))
-    if MASKED:
-        queries = start + gl.arange(0, ROWS, S_COLUMNS)
-        p = gl.where(keys[:, None] <= queries[None, :], p, 0.0)
-    p_operand = gl.convert_layout(p.to(gl.bfloat16), P_LAYOUT)
-    grad_v = warpgroup_mma(p_operand, grad_out, warpgroup_mma_init(grad_v), is_async=True)
-    dp = warpgroup_mma_wait(1, deps=[dp])
-    delta = delta_smem.index(stage).reshape([ROWS]).load(S_COLUMNS)
-    ds = (p * (dp - delta[None, :])).to(gl.bfloat16)
+    row_rings = lse_smem, delta_smem
+    grad_v, ds = add_grad_v(grad_v, s, dp, grad_out, row_rings, stage, keys, start, ROWS, D, UNIT, MASKED)
     mbarrier.wait(ds_empty, (i & 1) ^ 1)
     ds_smem.index(mine).store(ds)
     fence_async_shared()
     mbarrier.arrive(ds_full)
     mbarrier.wait(ds_full, i & 1)
-    dq = gl.zeros([ROWS, D // 2], gl.float32, DQ_LAYOUT)
+    dq = gl.zeros([ROWS, D // 2], gl.float32, product_layout(D // 2))
     of_group = k_smem.index(0).reshape([ROWS, D]).slice(mine * (D // 2), D // 2, dim=1)
     dq = warpgroup_mma(ds_smem.index(0).permute([1, 0]), of_group, dq, use_acc=False, is_async=True)
     of_group = k_smem.index(1).reshape([ROWS, D]).slice(mine * (D // 2), D // 2, dim=1)
@@ -169,13 +158,11 @@ def sum_grads(
     D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV of rows ``mine`` of each block of keys, and half of the features of what it adds to dQ."""
-    grad_k_desc, grad_v_desc = descs
     k_smem, v_smem, _, _, _, _, kv_full, kv_empty, _, empty = rings
     B, H, T = sizes
     BK: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BK)
-    S_ROWS: gl.constexpr = gl.SliceLayout(1, gl.NVMMADistributedLayout([3, 0], [4, 1], [16, ROWS, 16]))
-    K_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
+    S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(ROWS))
     k, v = k_smem.index(mine).reshape([ROWS, D]), v_smem.index(mine).reshape([ROWS, D])
     i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
@@ -183,8 +170,8 @@ def sum_grads(
         first = i_k * BK
         keys = first + mine * ROWS + gl.arange(0, ROWS, S_ROWS)
         mbarrier.wait(kv_full, blocks & 1)
-        grad_k = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, K_LAYOUT))
-        grad_v = gl.zeros([ROWS, D], gl.float32, K_LAYOUT)
+        grad_k = warpgroup_mma_init(gl.zeros([ROWS, D], gl.float32, product_layout(D)))
+        grad_v = gl.zeros([ROWS, D], gl.float32, product_layout(D))
         grad_k, grad_v = add_queries(
             mine, grad_k, grad_v, k, v, keys, first, i, rings, ds_ring, dq_ring, D, STAGES, UNIT, True, True
         )
@@ -203,13 +190,8 @@ def sum_grads(
         mbarrier.arrive(empty.index((i - 1) % STAGES))
         mbarrier.arrive(ds_ring[2])
         mbarrier.wait(ds_ring[2], (i & 1) ^ 1)  # the other group has read K for dQ, too
-        k.store((summed * ALPHA).to(gl.bfloat16))
-        v.store(grad_v.to(gl.bfloat16))
-        fence_async_shared()
-        at = first + mine * ROWS
-        copy_out(grad_k_desc, [number // H, number % H, at, 0], k_smem.index(mine))
-        copy_out(grad_v_desc, [number // H, number % H, at, 0], v_smem.index(mine))
-        tma.store_wait(0)
+        at = number, H, first + mine * ROWS
+        store_grad_kv(descs, (k_smem.index(mine), v_smem.index(mine)), summed, grad_v, at, D, ALPHA)
         blocks += 1
         mbarrier.arrive(kv_empty)
 
@@ -220,30 +202,16 @@ def hopper_bwd_kernel(
     D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
 ):  # fmt: skip
     """Store dK and dV of all heads and add dQ/α up; each program takes every gridDim-th block of keys."""
-    BARRIER: gl.constexpr = mbarrier.MBarrierLayout()
     DS: gl.constexpr = gl.NVMMASharedLayout(128, 16)
-    k_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], k_desc.layout)
-    v_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], v_desc.layout)
-    q_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, ROWS, D], q_desc.layout)
-    do_smem = gl.allocate_shared_memory(gl.bfloat16, [STAGES, 1, 1, ROWS, D], do_desc.layout)
-    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, ROWS], rows_desc.layout)
-    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, ROWS], rows_desc.layout)
+    descs = (q_desc, k_desc, v_desc, do_desc, rows_desc)
+    k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem = query_buffers(descs, ROWS, D, STAGES)
     ds_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, ROWS, ROWS], DS)
     dq_smem = gl.allocate_shared_memory(gl.float32, [2, 1, ROWS, D // 2], summed_desc.layout)
-    kv_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    kv_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    ds_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    ds_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_full = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    dq_empty = gl.allocate_shared_memory(gl.int64, [1], BARRIER)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], BARRIER)
-    mbarrier.init(kv_full, count=1)
-    mbarrier.init(kv_empty, count=GROUPS)
-    mbarrier.init(ds_full, count=GROUPS)
-    mbarrier.init(ds_empty, count=GROUPS)
-    mbarrier.init(dq_full, count=GROUPS)
-    mbarrier.init(dq_empty, count=1)
+    kv_full, kv_empty = barriers(1, GROUPS)
+    ds_full, ds_empty = barriers(GROUPS, GROUPS)
+    dq_full, dq_empty = barriers(GROUPS, 1)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for stage in gl.static_range(STAGES):
         mbarrier.init(full.index(stage), count=1)
         mbarrier.init(empty.index(stage), count=GROUPS)
@@ -254,7 +222,7 @@ def hopper_bwd_kernel(
         [
             (sum_grads, (0, written, rings, ds_ring, dq_ring, sizes, D, STAGES, UNIT, ALPHA)),
             (sum_grads, (1, written, rings, ds_ring, dq_ring, sizes, D, STAGES, UNIT, ALPHA)),
-            (copy_queries, ((q_desc, k_desc, v_desc, do_desc, rows_desc), rings, sizes, D, STAGES)),
+            (copy_queries, (descs, rings, sizes, D, STAGES)),
             (add_grad_q, (summed_desc, turns_ptr, dq_ring, sizes, D)),
         ],
         [4, 1, 1],
