@@ -52,6 +52,33 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("runs/own")
 
 
+@pytest.mark.parametrize(
+    ("cleared", "shows"),
+    [("before the watch", "gradients were missing or all 0"), ("after it", "no W_Q changed its norm"), ("", "")],
+)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_are_cleared_too_early_are_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cleared: str, shows: str, set_to_none: bool
+) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 1:
+            watched.capture(sequences=0)
+        x = torch.randn(3, 12, 32)
+        loss = model(x).square().mean()
+        loss.backward()
+        if cleared == "before the watch":
+            model.zero_grad(set_to_none)
+        watched.step(loss, x)
+        if cleared == "after it":
+            model.zero_grad(set_to_none)
+
+    monkeypatch.chdir(tmp_path)
+    loop(Path("runs"), step=step)
+    note = told("runs/own")
+    words = {"gradients were missing or all 0", "no W_Q changed its norm"}
+    assert {one for one in words if one in note} == ({shows, "no W_Q changed its norm"} if shows else set())
+
+
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize(("step", "next_one"), [(2, BAD), (BAD, 6)])
 def test_a_capture_from_before_a_nan_tells_of_it_and_of_the_next_capture(

@@ -111,9 +111,14 @@ def train(
     scaler: torch.amp.GradScaler | None = None,
     clip: bool = False,
     skip: Callable[[Tensor], bool] = lambda _: False,
+    watch_after: str = "backward",
+    set_to_none: bool = True,
     **options: Any,
 ) -> list[Birth]:
-    """Train; from step FAILS on a place is not finite. ``change`` is called after an optimizer step."""
+    """Train; from step FAILS on a place is not finite. ``change`` is called after an optimizer step.
+
+    ``watch_after`` names what ``watched.step`` is called after.
+    """
     torch.manual_seed(0)
     model = Model(by_name, by_name) if model is None else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -126,7 +131,8 @@ def train(
                 x = batch(step)
                 loss = loss_of(model, x)
                 (loss if scaler is None else scaler.scale(loss)).backward()
-                watched.step(loss, x)
+                if watch_after == "backward":
+                    watched.step(loss, x)
                 if clip:
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 if scaler is None and not skip(loss):
@@ -135,7 +141,11 @@ def train(
                     scaler.step(optimizer)
                     scaler.update()
                 change(model, step)
-                optimizer.zero_grad()
+                if watch_after == "optimizer":
+                    watched.step(loss, x)
+                optimizer.zero_grad(set_to_none)
+                if watch_after == "zero_grad":
+                    watched.step(loss, x)
     finally:
         Poison.place = ""
     return RunFolder(runs / "own").read_births()
@@ -199,6 +209,57 @@ def test_a_step_that_is_not_observed_names_the_pass_and_what_gradients_show(
     (birth,) = train(tmp_path, place, head=head)
     assert place_of(birth) == (FAILS, where, tensors, layer, heads)
     assert birth.lasting
+
+
+@pytest.mark.parametrize("interval", [4, 500])
+@pytest.mark.parametrize(("place", "value"), [("forward O 2", math.nan), ("backward q 2", math.nan), ("", 0.0)])
+def test_a_watch_after_the_optimizer_blames_what_one_before_it_does(
+    tmp_path: Path, place: str, value: float, interval: int
+) -> None:
+    """Where no place is poisoned, the optimizer step makes a weight NaN."""
+
+    def change(model: nn.Module, step: int) -> None:
+        if step == FAILS and not place:
+            with torch.no_grad():
+                model.get_parameter("blocks.1.qkv.weight")[72] = math.nan
+
+    def births(watch_after: str) -> list[Birth]:
+        return train(tmp_path / watch_after, place, change=change, interval=interval, watch_after=watch_after)
+
+    (birth,) = births("optimizer")
+    assert [birth] == births("backward")
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("interval", [4, 500])
+def test_a_watch_after_zero_grad_accuses_no_optimizer(tmp_path: Path, interval: int, set_to_none: bool) -> None:
+    (birth,) = train(
+        tmp_path, "backward q 2", head=3, interval=interval, watch_after="zero_grad", set_to_none=set_to_none
+    )
+    if interval == 4:  # the step is observed
+        assert place_of(birth) == (FAILS, "backward", ("dQ",), 2, (3,))
+    else:
+        assert (birth.step, birth.layer) == (FAILS, None)
+        assert "The backward pass or the optimizer step made them so" in birth.text
+    assert "gradients were missing or all 0" in birth.text
+    assert "gradients were finite" not in birth.text
+
+
+def test_a_first_step_that_makes_weights_nan_counts_after_the_optimizer(tmp_path: Path) -> None:
+    def change(model: nn.Module, step: int) -> None:
+        if step == 0:
+            with torch.no_grad():
+                model.get_parameter("blocks.1.qkv.weight")[72] = math.nan
+
+    (birth,) = train(tmp_path, change=change, watch_after="optimizer")
+    assert place_of(birth) == (0, "optimizer", ("weights",), None, ())
+
+
+@pytest.mark.parametrize("watch_after", ["optimizer", "zero_grad"])
+def test_a_parameter_that_holds_a_mask_is_no_birth_after_the_optimizer(tmp_path: Path, watch_after: str) -> None:
+    model = Model(by_name, by_name)
+    model.closed = nn.Parameter(torch.full((3,), -math.inf), requires_grad=False)
+    assert not train(tmp_path, model=model, watch_after=watch_after)
 
 
 def test_gradients_name_the_parameters_between_which_it_came(tmp_path: Path) -> None:

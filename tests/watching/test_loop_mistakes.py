@@ -29,6 +29,7 @@ from tests.watching.loops import Pair, loop, plain
     [
         ("step, backward", "no gradient came to any attention before watched.step"),
         ("backward, zero_grad, step", "no gradients at watched.step"),
+        ("backward, zero_grad to zeros, step", "no gradients at watched.step, or zeros alone"),
     ],
 )
 def test_step_in_the_wrong_place_is_told_once(
@@ -40,7 +41,7 @@ def test_step_in_the_wrong_place_is_told_once(
             watched.step(loss)
         loss.backward()
         if order != "step, backward":
-            model.zero_grad()
+            model.zero_grad(set_to_none=order == "backward, zero_grad, step")
             watched.step(loss)
 
     assert loop(tmp_path, step=step).columns["loss"][0].tolist() == [0, 1, 2, 3]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.cli.table import Table, number
 from flashpoint.errors import UserError, notify
-from flashpoint.runs.metric_table import LOSS, W_Q_NORM, layer_told
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_Q_NORM, layer_told
 
 if TYPE_CHECKING:
     from flashpoint.runs.configuration import RunConfig
@@ -102,7 +102,8 @@ def context_of_capture(path: Path, capture: int | None, step: int) -> Context:
         return Context()
     try:
         run = Run.of_folder(folder)
-        grown, (onset, failed), not_recorded = _growth(run), _failed(run), _not_recorded(run)
+        grown, (onset, failed) = _growth(run), _failed(run)
+        not_recorded = " ".join(filter(None, (_not_recorded(run), *_untrained(run))))
         bad = _bad_losses(run)
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
@@ -187,6 +188,22 @@ def _not_recorded(run: Run) -> str:
         return ""
     told = f"Other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
     return f"{told} Layers are counted without them."
+
+
+def _untrained(run: Run) -> Iterator[str]:
+    """Yield what the run shows of a ``zero_grad`` in the wrong place."""
+    _, norms = run.columns.get(GRAD_NORM.name, (None, None))
+    if norms is not None and not norms.any():
+        yield (
+            "At watched.step gradients were missing or all 0, and nothing is known of them: call it after the backward "
+            "pass and before zero_grad."
+        )
+    steps, of_heads = run.columns.get(W_Q_NORM.name, (None, None))  # [layers, H, steps]
+    if steps is not None and of_heads is not None and len(steps) > 1 and (of_heads == of_heads[..., :1]).all():
+        yield (
+            f"From step {steps[0]:,} to {steps[-1]:,} no W_Q changed its norm: no update came, as where a checkpoint "
+            "alone is measured, or zero_grad stands between the backward pass and optimizer.step."
+        )
 
 
 def _too_early() -> str:

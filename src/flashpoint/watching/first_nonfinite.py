@@ -8,9 +8,11 @@ left out. The numbers stay on the device until losses are read, and nothing wait
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -24,6 +26,7 @@ from flashpoint.watching.events import (
     AttentionCalled,
     AttentionRan,
     CallLeftOut,
+    ForwardStarted,
     Handler,
     LastRead,
     LoopEnded,
@@ -74,6 +77,9 @@ class StepNumbers:
         weights, gradients: NaN or infinity by the name of the parameter that holds it; weights are those of the forward
             pass.
         finite_gradients: names of parameters whose gradients are finite.
+        lacks_gradients: whether there were none, or zeros alone, as after ``zero_grad``.
+        began: of the weights, when the forward pass began; None where that was not seen.
+        moved: whether weights differed from then.
         by_head: heads in whose rows the gradient of W_Q ("dQ") or W_K ("dK") is not finite, by layer. And layers in
             which it is not in the other features of the same weight ("other"). Of layers whose matrices are known.
         calls: the attentions that the step called; none where it was not observed.
@@ -87,6 +93,9 @@ class StepNumbers:
     weights: Mapping[str, float] = field(default_factory=dict)
     gradients: Mapping[str, float] = field(default_factory=dict)
     finite_gradients: Sequence[str] = ()
+    lacks_gradients: bool = False
+    began: Mapping[str, float] | None = None
+    moved: bool = False
     by_head: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     heads: int = 0
     calls: Sequence[SeenCall] = ()
@@ -96,9 +105,14 @@ class StepNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Numbers of a step that are on their way; those of projections and calls are behind those of parameters."""
+    """Numbers of a step that are on their way; those of projections and calls are behind those of parameters.
+
+    Attributes:
+        began: as ``weights``, when the forward pass began; none where that was not seen.
+    """
 
     step: int
+    began: Sequence[Sequence[int]]
     weights: Sequence[Sequence[int]]
     gradients: Sequence[Sequence[int]]
     names: Sequence[str]
@@ -107,7 +121,7 @@ class Asked:
 
     @property
     def count(self) -> int:
-        return len(self.weights) + len(self.gradients) + len(self.projected) + len(self.seen)
+        return sum(map(len, (self.began, self.weights, self.gradients, self.projected, self.seen)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +161,8 @@ class FirstNonfinite:
         self._parameters: list[nn.Parameter] = []
         self._sharded = False
         self._by_head: ProjectedGradients | None = None
+        self._began: Groups = ()
+        self._updated = False
         self._pending: list[tuple[Asked, list[Number]]] = []
         self._losses: dict[int, float] = {}
         self._bad_batches: set[int] = set()
@@ -162,6 +178,7 @@ class FirstNonfinite:
         """What it does, by event."""
         what = "looking for the first NaN"
         return (
+            Handler(ForwardStarted, what, self._begin_forward),
             Handler(AttentionRan, what, self._look_at_call),
             Handler(AttentionCalled, what, self._calls.keep),
             Handler(CallLeftOut, what, self._calls.leave_out),
@@ -173,6 +190,14 @@ class FirstNonfinite:
             Handler(LoopEnded, what, lambda _: self._tell_count()),
         )
 
+    @torch.no_grad()
+    def _begin_forward(self, _: ForwardStarted) -> None:
+        """Take the magnitudes of the weights of a forward pass that is observed: they tell whether the loop calls
+        ``watched.step`` after the optimizer has stepped."""
+        if not self._lasting:
+            self._find_parameters()
+            self._began = _largest([self._own(one) for one in self._parameters])
+
     def _look_at_call(self, event: AttentionRan) -> None:
         if not self._lasting:
             self._calls.look(event)
@@ -183,24 +208,35 @@ class FirstNonfinite:
         seen = self._calls.taken()
         if self._lasting:
             return
-        if not self._parameters or (step + 1) % self._interval == 0:
-            named = list(self._model.named_parameters())
-            self._names, self._parameters = [name for name, _ in named], [one for _, one in named]
-            self._sharded = is_sharded(self._model)
-        own: Callable[[Any], Any] = local if self._sharded else lambda tensor: tensor
-        weights = _largest([own(one) for one in self._parameters])
-        gradients = [] if after else _largest([own(one.grad) for one in self._parameters])
+        if (step + 1) % self._interval == 0:
+            self._parameters = []
+        self._find_parameters()
+        began, self._began = self._began, ()
+        weights = _largest([self._own(one) for one in self._parameters])
+        gradients = [] if after else _largest([self._own(one.grad) for one in self._parameters])
         projected = {} if after else self._of_projections()
-        parts = ([largest for _, largest in weights], [largest for _, largest in gradients], [*projected.values()])
+        of_parameters = [[largest for _, largest in groups] for groups in (began, weights, gradients)]
         asked = Asked(
             step,
+            [places for places, _ in began],
             [places for places, _ in weights],
             [places for places, _ in gradients],
             self._names,
             tuple(projected),
             [(call, name) for call, name, _ in seen],
         )
-        self._pending.append((asked, [*(one for part in parts for one in part), *(number for *_, number in seen)]))
+        numbers = [one for part in (*of_parameters, projected.values()) for one in part]
+        self._pending.append((asked, [*numbers, *(number for *_, number in seen)]))
+
+    def _find_parameters(self) -> None:
+        if not self._parameters:
+            named = list(self._model.named_parameters())
+            self._names, self._parameters = [name for name, _ in named], [one for _, one in named]
+            self._sharded = is_sharded(self._model)
+
+    def _own(self, tensor: Any) -> Any:
+        """Return the part of a tensor that this process holds."""
+        return local(tensor) if self._sharded else tensor
 
     def _of_projections(self) -> dict[str, Tensor]:
         found = self._projections()
@@ -237,14 +273,30 @@ class FirstNonfinite:
         for asked in event.asked:
             own = [next(numbers) for _ in range(asked.count)]
             now = self._found(asked, own)
-            if not self._lasting:
-                self._judge_step(now)
+            self._updated |= now.moved or self._is_updated(now)
+            if self._updated:  # its weights are those of the next step
+                if self._before is None:
+                    self._judge_step(dataclasses.replace(now, weights=now.began or {}))
+                self._before = dataclasses.replace(now, weights={})
+                made = {name: value for name, value in now.weights.items() if name not in self._usual_weights}
+                now = StepNumbers(now.step + 1, weights=made)
+            self._judge_step(now)
             self._before = now
+
+    def _is_updated(self, now: StepNumbers) -> bool:
+        """Whether weights that are not finite are those that the step made itself: with them its loss would not be
+        finite, and nothing of the step before accounts for them."""
+        before = self._before
+        explained = before is None or bool(before.gradients) or not _is_finite(before.loss)
+        made = bool(now.gradients) or now.lacks_gradients
+        return not explained and bool(now.weights) and _is_finite(now.loss) and made
 
     def _judge_step(self, now: StepNumbers) -> None:
         """Tell where NaN or infinity came from, once the weights that the step before made are known."""
+        if self._lasting:
+            return
         before = self._before
-        if before is None and now.weights and now.loss is not None and math.isfinite(now.loss):
+        if before is None and now.weights and _is_finite(now.loss):
             self._usual_weights = frozenset(now.weights)
             return
         failed = before is not None and before.loss is not None and not math.isfinite(before.loss)
@@ -285,17 +337,32 @@ class FirstNonfinite:
 
     def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
         """Return what is not finite in a step."""
+        whole = [some.double().flatten().numpy() for some in numbers]
+        began, weights, gradients = _parts(whole, map(len, (asked.began, asked.weights, asked.gradients)))
+        same = len(began) != len(weights) or np.array_equal(began, weights, equal_nan=True)
         now = StepNumbers(
             asked.step,
             self._losses.pop(asked.step, None),
+            lacks_gradients=not gradients.any(),
+            moved=not same,
             calls=list(dict.fromkeys(call for call, _ in asked.seen)),
             batch=asked.step in self._bad_batches,
         )
-        if not numbers or np.isfinite(torch.cat([some.double().flatten() for some in numbers]).numpy()).all():
+        if not numbers or np.isfinite(np.concatenate(whole)).all():
             return now
         from flashpoint.watching.nonfinite_origin import with_numbers  # few runs come so far
 
         return with_numbers(now, asked, numbers, self._usual_weights)
+
+
+def _parts(whole: Sequence[Any], lengths: Iterable[int]) -> list[Any]:
+    """Return the first arrays joined, so many each time."""
+    rest = iter(whole)
+    return [np.concatenate([*itertools.islice(rest, length), np.empty(0)]) for length in lengths]
+
+
+def _is_finite(loss: float | None) -> bool:
+    return loss is not None and math.isfinite(loss)
 
 
 class _CallMagnitudes:

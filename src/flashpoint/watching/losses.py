@@ -79,7 +79,7 @@ class GradientNorms:
         self._sharded = False
 
     def of(self, step: int) -> Tensor | None:
-        """Return the norm at a step; None where there are no gradients, or processes share them."""
+        """Return the norm at a step, 0 where there are no gradients; None where processes share them."""
         if not self._parameters or (step + 1) % self._interval == 0:
             self._parameters = list(self._model.parameters())  # takes longer than their norm
             self._sharded = is_sharded(self._model)
@@ -89,10 +89,7 @@ class GradientNorms:
                 "computed together: watched.step(…, grad_norm=…)"
             )
             return None
-        norm = gradient_norm(self._parameters)
-        if norm is None:
-            self._notices.warn("no gradients at watched.step; call it after the backward pass and before zero_grad")
-        return norm
+        return gradient_norm(self._parameters)
 
     def parameters_are_finite(self) -> bool:
         """Return whether the trained parameters, as far as this process holds them, are finite now."""
@@ -101,12 +98,12 @@ class GradientNorms:
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
-    """Return the norm of all gradients together; None where no parameter has one, or processes share one."""
+    """Return the norm of all gradients together, 0 where no parameter has one; None where processes share one."""
     gradients = [grad for p in parameters if (grad := p.grad) is not None]
     if any(map(is_dtensor, gradients)):  # their norm is summed over processes, and this one alone asks for it
         return None
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
-    return nn.utils.get_total_norm(dense) if dense else None
+    return nn.utils.get_total_norm(dense)
 
 
 class LossRecorder:
@@ -225,6 +222,10 @@ class LossRecorder:
         if self.verdict != "stable":
             return
         since = self._loop.since
+        if norm == 0 and loss:
+            self._notices.warn(
+                "no gradients at watched.step, or zeros alone; call it after the backward pass and before zero_grad"
+            )
         self._loop.update(step, loss)  # by the loss: a step that a GradScaler skips has no finite norm
         overflow = norm is not None and self._overflows.update(norm)
         began = since is None and self._loop.since is not None

@@ -16,6 +16,7 @@ _FORWARD, _BACKWARD = ("q", "k", "v", "O"), ("dO", "dQ", "dK", "dV")
 _TOLD, _KEPT = 3, 8
 """Names of parameters that a sentence has, and that are written down."""
 _OTHERS = "; of several micro-batches the first is looked at"
+_GONE = "were missing or all 0"
 _GROUPS = (("q", "k", "v"), ("O",), ("dO",), ("dQ", "dK", "dV"))
 """Tensors of a call that come together, in the order of time."""
 
@@ -44,6 +45,12 @@ def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple
             "finite. Look at the learning rate, the optimizer's state, and what else the loop does there to gradients "
             "or weights, as clipping."
         )
+        if before.lacks_gradients:
+            text = (
+                f"{_some(now.weights)} held {_what(now.weights)} after it, and its loss was finite. The backward pass "
+                f"or the optimizer step made them so: at watched.step gradients {_GONE}. Call it after the backward "
+                "pass, and before optimizer.step and zero_grad."
+            )
         return _birth(before.step, "optimizer", ("weights",), text, parameters=now.weights, lasting=True)
     return found.model_copy(update={"text": f"{found.text} {_after(before, now)}", "lasting": lasting})
 
@@ -57,6 +64,7 @@ def with_numbers(
         usual_weights: parameters that count as finite.
     """
     rest = iter(numbers)
+    began = _named(asked.names, asked.began, rest)
     weights = _named(asked.names, asked.weights, rest)
     gradients = _named(asked.names, asked.gradients, rest)
     projected = {name: next(rest) for name in asked.projected}
@@ -65,6 +73,7 @@ def with_numbers(
         now,
         weights={name: value for name, value in weights.items() if name not in usual_weights},
         gradients=gradients,
+        began=began if asked.began else None,
         finite_gradients=[name for name in known if name not in gradients],
         by_head={name: _by_layer(largest) for name, largest in projected.items()},
         heads=max((one.shape[-1] for name, one in projected.items() if name != "other"), default=0),
@@ -76,10 +85,10 @@ def _after(before: StepNumbers, now: StepNumbers) -> str:
     """Return what became of the weights."""
     if not now.weights:
         return "The weights were finite after it."
-    finite = "not finite" if before.gradients else "finite"
+    gradients = "were not finite" if before.gradients else _GONE if before.lacks_gradients else "were finite"
     return (
         f"Before step {now.step:,}'s forward pass {_some(now.weights)} held {_what(now.weights)}: the optimizer step "
-        f"of step {before.step:,} made them so, and its gradients were {finite}."
+        f"of step {before.step:,} made them so, and its gradients {gradients}."
     )
 
 
@@ -89,7 +98,7 @@ def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: 
         text = f"the batch holds NaN or infinity, and the loss is {step.loss}."
         return _birth(step.step, "batch", ("batch",), text)
     seen = [one for one in step.tensors if one[1] in _FORWARD and (one[0].number, one[1]) not in usual]
-    if seen and (failed or step.gradients):
+    if seen and (failed or step.gradients or (lasting and step.lacks_gradients)):
         return _of_call(step, seen)
     if not failed:
         return None
@@ -105,10 +114,11 @@ def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: 
 
 
 def _in_backward(step: StepNumbers, lasting: bool) -> Birth | None:
+    seen = [one for one in step.tensors if one[1] in _BACKWARD]
+    if seen and (step.gradients or step.lacks_gradients):
+        return _of_call(step, seen)
     if not step.gradients:
         return None
-    if seen := [one for one in step.tensors if one[1] in _BACKWARD]:
-        return _of_call(step, seen)
     loss = "unknown" if step.loss is None else f"{step.loss:.4g}"
     text = (
         f"gradients of {_some(step.gradients, len(step.gradients) + len(step.finite_gradients))} held "
