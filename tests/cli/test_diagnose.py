@@ -123,6 +123,45 @@ def test_of_fp16_tensors_it_says_that_a_grad_scaler_scales_nats(tmp_path: Path, 
     assert ("GradScaler" in diagnose(str(tmp_path))["tables"][-1]["note"]) == told
 
 
+@pytest.mark.parametrize("form", ["plain", "mask", "soft cap"])
+@pytest.mark.parametrize(
+    ("dtype", "attention", "advised"),
+    [
+        (torch.bfloat16, "mine", True),
+        (torch.bfloat16, "mine with FP16 inside", False),
+        (torch.float16, "mine with FP16 inside", False),
+        (torch.float16, "mine", False),
+        (torch.float32, "mine", False),
+    ],
+)
+def test_fp16_inside_is_advised_where_stabilize_would_put_it(
+    tmp_path: Path, dtype: torch.dtype, attention: str, advised: bool, form: str
+) -> None:
+    call = captured(Fault("delta_bias", size=2e-3))
+    forms = {
+        "plain": {},
+        "mask": {"mask": torch.ones(1, 1, 64, 64, dtype=torch.bool).tril()},
+        "soft cap": {"softcap": 1e4},
+    }
+    call = dataclasses.replace(call, attention=attention, form=dataclasses.replace(call.form, **forms[form]))
+    held = {name: getattr(call, name).to(dtype) for name in ("q", "k", "v", "grad_out", "out")}
+    held |= {f"grad_{name}": getattr(call, f"grad_{name}").to(dtype) for name in "qkv"}
+    dataclasses.replace(call, **held).write(tmp_path / "layer-03.safetensors")
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
+    assert "δ is biased" in told.splitlines()[0]
+    assert ("flashpoint.stabilize(" in told) == advised
+    assert ("try FP16 inside" in told) == (advised and form == "mask")
+    assert "flash_fixed" in told
+
+
+@pytest.mark.parametrize(("attentions", "advised"), [("sdpa", True), ("sdpa with FP16 inside", False)])
+def test_fp16_inside_is_advised_once_also_without_tensors(attentions: str, advised: bool) -> None:
+    samples = {3: delta_sample(captured(Fault("delta_bias", size=2e-3)))}
+    first, found = diagnose_tables.delta_tables(samples, attentions=attentions)
+    assert "δ is biased" in first
+    assert ("flashpoint.stabilize(" in found[0].note) == advised
+
+
 def test_a_wrong_backward_pass_in_all_heads_is_not_taken_for_a_design(tmp_path: Path) -> None:
     """O is right: no soft cap or window leaves it so."""
     call = captured(Fault("none"))

@@ -11,12 +11,15 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from click.testing import CliRunner
 from torch import Tensor, nn
 
 import flashpoint
+from flashpoint.cli.main import main
 from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
+from flashpoint.watching.captures import read_calls
 
 STEPS = 5
 ORDERS = [("stabilize", "watch"), ("watch", "stabilize")]
@@ -58,7 +61,12 @@ class Fused(nn.Module):
 
 
 def train(
-    runs: Path, model: nn.Module, contexts: tuple[str, ...], functions: tuple[str, ...] = (), **options: Any
+    runs: Path,
+    model: nn.Module,
+    contexts: tuple[str, ...],
+    functions: tuple[str, ...] = (),
+    capture: bool = False,
+    **options: Any,
 ) -> list[Tensor]:
     """Return the losses of a loop inside these contexts."""
     for parameter, number in zip(model.parameters(), range(100), strict=False):
@@ -74,6 +82,8 @@ def train(
                 options = {"runs_dir": runs, "interval": 2, "weights_interval": 1, "log_interval": 1, **options}
                 watched = entered.enter_context(flashpoint.watch(model, functions=functions, **options))
         for number in range(STEPS):
+            if watched is not None and capture and number == 1:
+                watched.capture(sequences=3)
             x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number)).bfloat16()
             loss = model(x).float().square().mean()
             loss.backward()
@@ -119,6 +129,23 @@ def test_multihead_attention_has_fp16_inside_in_every_step(tmp_path: Path, order
     assert train(tmp_path, Multihead(), order) == alone
     assert train(tmp_path, Multihead(), ()) != alone
     assert F.scaled_dot_product_attention is original
+
+
+@pytest.mark.parametrize("order", [*ORDERS, ("watch",)])
+@pytest.mark.parametrize("kind", ["fused", "multihead", "named"])
+def test_a_capture_tells_whether_its_attention_has_fp16_inside(
+    tmp_path: Path, library: Any, kind: str, order: tuple[str, ...]
+) -> None:
+    model = {"fused": Fused, "multihead": Multihead, "named": lambda: Apart(library)}[kind]()
+    functions = (f"{library.__name__}:attend",) if kind == "named" else ()
+    train(tmp_path, model, order, functions, name="own", capture=True)
+    (call,) = read_calls(tmp_path / "own")
+    assert call.has_fp16_inside == (len(order) == 2)
+    for of_tensors in (True, False):
+        told = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own")]).stdout
+        assert ("with FP16 inside, as recorded" in told) == (of_tensors and len(order) == 2)
+        for file in tmp_path.glob("own/captures/*/*.safetensors"):
+            file.unlink()
 
 
 @pytest.mark.parametrize("order", ORDERS)

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashpoint.cli.diagnose_run import Context, births_of, context_of_capture, modules_of_run
+from flashpoint.cli.diagnose_run import Context, attentions_of_run, births_of, context_of_capture
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -59,8 +59,8 @@ def command(
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
         context = context_of_capture(place(what), reading["step"], last)
-        modules = modules_of_run(place(what), reading["step"])
-        told, found = delta_tables(samples, context.later, context.growth, modules)
+        attentions, modules = attentions_of_run(place(what), reading["step"])
+        told, found = delta_tables(samples, context.later, context.growth, attentions, modules)
         show([*births, *found], form, f"{born}{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
 from flashpoint.runs.metric_table import layer_told
@@ -41,7 +41,7 @@ FIXED, MATH = "flash_fixed", "PyTorch's math backend"
 _EXCHANGES = {
     FIXED: (
         "flashpoint.attention(q, k, v, variant='flash_fixed') takes δ from an O that is not rounded. To keep your "
-        "kernel, train in `with flashpoint.stabilize(model):`, which puts FP16 inside. docs/own_run.md tells of both."
+        "kernel, train in `with flashpoint.stabilize(model):`, which puts FP16 inside. docs/own_run.md tells of it."
     ),
     MATH: (
         "Train in `with flashpoint.stabilize(model):`, which puts FP16 inside your kernel: the rounding of O is an "
@@ -51,13 +51,11 @@ _EXCHANGES = {
     ),
     "": (
         "flash_fixed takes no soft cap, sink or dropout. If this is no attention computed line by line, "
-        "`with flashpoint.stabilize(model, functions=['MODULE:NAME']):` puts FP16 inside. Or let its backward pass "
+        "`with flashpoint.stabilize(model, functions=['MODULE:NAME']):` puts FP16 inside. Its backward pass can also "
         "take δ from an O in FP32, or from P and dP."
     ),
 }
 """What to do about a biased δ, by the attention that takes the call."""
-_REMEDIES = {FIXED: FIXED, MATH: "FP16 inside (flashpoint.stabilize)"}
-"""What to train with, by the attention that takes the call; :data:`MATH` needs memory for all scores."""
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
@@ -91,6 +89,30 @@ _ALONE = {
 """Advice where nothing else is found."""
 
 
+class Exchange(NamedTuple):
+    """What can stand in the place of the calls' attention.
+
+    Attributes:
+        attention: that takes all that the calls were told beside q, k and v: :data:`FIXED`, or :data:`MATH`, which
+            takes a mask and a bias, too, and needs memory for all scores; empty where neither does.
+        stabilizes: whether :func:`flashpoint.stabilize` changes them: they are of BF16, and have no FP16 inside.
+    """
+
+    attention: str
+    stabilizes: bool
+
+    @property
+    def remedy(self) -> str:
+        """What to train with; empty where no attention takes the calls."""
+        return "FP16 inside (flashpoint.stabilize)" if self == (MATH, True) else self.attention
+
+    @property
+    def advice(self) -> str:
+        """What to do about a biased δ."""
+        text = _EXCHANGES[self.attention]
+        return text if self.stabilizes else _without("flashpoint.stabilize", text)
+
+
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     """Return the user's function that seems to be no softmax(QKᵀ·scale)V. Most heads err, and none in the direction of
     a row with one key, which no function of the scores turns. Empty where none does.
@@ -113,12 +135,14 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     return next((name for name, count in wrong.items() if 2 * count > heads[name]), "")
 
 
-def exchange_for(diagnoses: Sequence[Diagnosis]) -> str:
-    """Return the attention that takes all that the calls were told beside q, k and v: those with findings, or all.
-
-    It is :data:`FIXED`, or :data:`MATH`, which takes a mask and a bias, too; empty where neither does.
-    """
+def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
+    """Return what can stand in the place of the calls with findings, or of all."""
     of = [one for one in diagnoses if one.findings] or diagnoses
+    stabilizes = any(one.call.is_bf16 and (one.probed or not one.call.has_fp16_inside) for one in of)
+    return Exchange(_attention_for(of), stabilizes)
+
+
+def _attention_for(of: Sequence[Diagnosis]) -> str:
     forms = [one.call.form for one in of]
     sinks = any(one.call.form.sink is not None and all(found.kind != "sink" for found in one.findings) for one in of)
     if sinks or any(form.softcap or form.dropout for form in forms):
@@ -127,13 +151,18 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> str:
     return FIXED if as_many and all(form.is_plain for form in forms) else MATH
 
 
-def _called_anew(text: str, exchange: str) -> str:
+def _without(word: str, text: str) -> str:
+    """Return a text without its sentences with a word."""
+    kept = [sentence for sentence in text.removesuffix(".").split(". ") if word not in sentence]
+    return "".join(f"{sentence}. " for sentence in kept).strip()
+
+
+def _called_anew(text: str, exchange: Exchange) -> str:
     """Return a text that tells of ``--attention flash_fp32`` for a call that this takes; of another one with the
     attention that takes it, or without the sentences."""
-    if exchange:
-        return text if exchange == FIXED else text.replace("flash_fp32", "sdpa:math")
-    kept = [sentence for sentence in text.removesuffix(".").split(". ") if "--attention" not in sentence]
-    return "".join(f"{sentence}. " for sentence in kept).strip()
+    if exchange.attention:
+        return text if exchange.attention == FIXED else text.replace("flash_fp32", "sdpa:math")
+    return _without("--attention", text)
 
 
 def _exchanges(kinds: Collection[str], suspected: str) -> bool:
@@ -178,7 +207,7 @@ def verdict(
     suspected: str,
     nothing: str,
     modules: Mapping[int, str],
-    exchange: str,
+    exchange: Exchange,
 ) -> str:
     """Return what was found and what to try, in one sentence.
 
@@ -210,11 +239,13 @@ def verdict(
         told += f", and {where}"
     kinds = {one.kind for one in findings}
     if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
-        return f"{told}; try {_REMEDIES[exchange]}." if exchange else f"{told}."
+        return f"{told}; try {exchange.remedy}." if exchange.remedy else f"{told}."
     return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
 
 
-def advice(kinds: Collection[str], suspected: str, exchange: str, inherited: Collection[bool] = (True, False)) -> str:
+def advice(
+    kinds: Collection[str], suspected: str, exchange: Exchange, inherited: Collection[bool] = (True, False)
+) -> str:
     """Return what to do next about findings of these kinds, of which there are some.
 
     Args:
@@ -229,7 +260,7 @@ def advice(kinds: Collection[str], suspected: str, exchange: str, inherited: Col
             "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
         )
     if _exchanges(kinds, suspected):
-        return _EXCHANGES[exchange]
+        return exchange.advice
     kinds.discard("sink")
     if "fp16_overflow" in kinds:
         return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
@@ -258,11 +289,11 @@ def _of_nonfinite(inherited: Collection[bool]) -> str:
     return f"{_GIVEN} Elsewhere {_MADE}" if False in inherited else _GIVEN
 
 
-def to_be_sure_of(exchange: str) -> str:
+def to_be_sure_of(exchange: Exchange) -> str:
     """Return how a training tells what tensors do not; empty where no attention takes the calls."""
-    if not exchange:
+    if not exchange.remedy:
         return ""
     return (
         f"To be sure, train twice on the same batches from a checkpoint before W_Q grew, with this attention and with "
-        f"{_REMEDIES[exchange]}: if only the first explodes, the attention had a part in it."
+        f"{exchange.remedy}: if only the first explodes, the attention had a part in it."
     )

@@ -157,8 +157,9 @@ def _bad_loss(folder: RunFolder, bad: Mapping[int, int], step: int) -> str:
     )
 
 
-def modules_of_run(path: Path, capture: int | None) -> dict[int, str]:
-    """Return the names of the modules that call the attentions of a watched run, by layer, as far as they are known.
+def attentions_of_run(path: Path, capture: int | None) -> tuple[str, dict[int, str]]:
+    """Return the names of a watched run's attentions, and of the modules that call them by layer, as far as they are
+    known.
 
     Args:
         path, capture: as of :func:`context_of_capture`.
@@ -168,10 +169,11 @@ def modules_of_run(path: Path, capture: int | None) -> dict[int, str]:
 
     folder = RunFolder.of_capture(capture_folder(path, capture).resolve())
     try:
-        return {} if folder is None else _modules(folder.read_config())
+        config = None if folder is None else folder.read_config()
+        return ("", {}) if config is None else (config.attn.name, _modules(config))
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
-        return {}
+        return "", {}
 
 
 def _modules(config: RunConfig) -> dict[int, str]:

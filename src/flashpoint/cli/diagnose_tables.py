@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flashpoint.cli.diagnose_advice import (
     FIXED,
+    Exchange,
     advice,
     exchange_for,
     of_other_outputs,
@@ -117,14 +118,17 @@ def delta_tables(
     samples: Mapping[int, DeltaSample],
     later: str = "",
     growth: Growth | None = None,
+    attentions: str = "",
     modules: Mapping[int, str] = MappingProxyType({}),
 ) -> tuple[str, list[Table]]:
     """Return what was found, and the tables: the findings, where there are some, and the bias of δ in each head.
 
     Args:
         later, growth: as of :func:`tables`.
-        modules: names of the modules that call the attentions, by layer.
+        attentions: names of the attentions.
+        modules: names of the modules that call them, by layer.
     """
+    from flashpoint.diagnosis.call import WITH_FP16_INSIDE
     from flashpoint.diagnosis.delta_bias import DeltaBias
     from flashpoint.diagnosis.verdict import delta_finding
 
@@ -139,7 +143,8 @@ def delta_tables(
     unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
-    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, FIXED)
+    exchange = Exchange(FIXED, WITH_FP16_INSIDE not in attentions)
+    return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, exchange)
 
 
 def tables(
@@ -185,7 +190,7 @@ def _told(
     to_be_sure: bool,
     suspected: str,
     modules: Mapping[int, str],
-    exchange: str,
+    exchange: Exchange,
 ) -> tuple[str, list[Table]]:
     """Return the sentence, ``nothing`` where nothing was found, and the tables."""
     first, beside = told_first(findings, growth)

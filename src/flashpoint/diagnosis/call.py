@@ -39,6 +39,10 @@ _OF_FORM = ("is_causal", "scale", "softcap", "dropout")
 _DTYPES = {"bfloat16", "float16", "float32", "float64"}
 
 
+WITH_FP16_INSIDE = " with FP16 inside"
+"""Is behind the name of an attention that :func:`flashpoint.stabilize` has changed."""
+
+
 class CallRecord(Kind):
     """What the metadata of a file says of the call; each field as of :class:`AttentionCall` and its :class:`.Form`."""
 
@@ -173,6 +177,16 @@ class AttentionCall:
     def is_of_out_alone(self) -> bool:
         """Whether gradients of q, k and v came through O alone."""
         return self.grad_logsumexp is None and not self.other_gradients
+
+    @property
+    def is_bf16(self) -> bool:
+        """Whether q, k and v are of BF16, as the model gave them."""
+        return self.q.dtype == torch.bfloat16
+
+    @property
+    def has_fp16_inside(self) -> bool:
+        """Whether :func:`flashpoint.stabilize` had changed the attention."""
+        return self.attention.endswith(WITH_FP16_INSIDE)
 
     @property
     def groups(self) -> int:

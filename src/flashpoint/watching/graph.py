@@ -5,6 +5,7 @@ Nodes have numbers in the order in which they were made; a call's own are those 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -87,6 +88,13 @@ def meeting(other: Tensor, out: Tensor, inputs: Iterable[Tensor], since: int) ->
     origins = {origin_of(tensor) for tensor in inputs if tensor.requires_grad}
     alone = any(edge in origins for node in of_other - of_out for edge in node.next_functions)
     return not of_out.isdisjoint(of_other), not alone
+
+
+def has_fp16_inside(q: Tensor, out: Tensor, since: int) -> bool:
+    """Return whether the tensors of a call, or some inside it, were cast to FP16 by :func:`flashpoint.stabilize`."""
+    stabilizers = sys.modules.get("flashpoint.numerics.stabilizers")  # loaded, where a graph has such a cast
+    nodes = {origin_of(q)[0] if q.requires_grad else None, *_own_nodes([origin_of(out)], None, since)}
+    return stabilizers is not None and any(map(stabilizers.enters_fp16, nodes))
 
 
 def reaches_others(out: Tensor, inputs: Iterable[Tensor], since: int) -> bool:

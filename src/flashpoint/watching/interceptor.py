@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
+from flashpoint.diagnosis.call import WITH_FP16_INSIDE
 from flashpoint.diagnosis.form import Form
 from flashpoint.watching.events import (
     AttentionCalled,
@@ -37,6 +38,7 @@ from flashpoint.watching.graph import (
     beside,
     edges_of,
     edges_to,
+    has_fp16_inside,
     meeting,
     next_node,
     origin_of,
@@ -294,6 +296,7 @@ class Interceptor:
         form = read(
             SeenCall(**few, batch=len(q), dropped=self._dropped or (), generator=self._generator, read=self._read)
         )
+        name += WITH_FP16_INSIDE * has_fp16_inside(tensors["q"], tensors["out"], self._since)
         layer = 1 + self.calls.of_pass(self._forward)
         wanted = self._layers is None or layer in self._layers or not self._forward  # else its number may be another
         kept = self._copies(tensors, by_token) if wanted else {}
