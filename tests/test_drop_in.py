@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 
 import flashpoint
 from flashpoint.drop_in import attention, variant_of
-from flashpoint.numerics.choices import STOCHASTIC, DeltaError
+from flashpoint.numerics.choices import STOCHASTIC, DeltaError, Rounding
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases
 
@@ -201,6 +201,32 @@ def test_what_would_be_another_attention_is_one_clear_error(arguments: dict[str,
     with pytest.raises(ValueError, match=told) as raised:
         attention(*tensors(2, 2, 20, 16)[:3], **arguments)
     assert "\n" not in str(raised.value)
+
+
+def with_one_bit(kernel: str, **choices: Any) -> AttentionVariant:
+    return AttentionVariant(name="one bit", kernel=kernel, out=Rounding("nearest", bits=1), **choices)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=releases.traces_attention)])
+@pytest.mark.parametrize(
+    ("variant", "layer"),
+    [
+        (with_one_bit("sdpa"), 1),
+        (with_one_bit("sdpa_math"), 1),
+        (with_one_bit("sdpa", shift_keys="sequence"), 1),
+        (with_one_bit("flash", layers=(1,), elsewhere=with_one_bit("sdpa")), 2),
+    ],
+    ids=lambda given: str(getattr(given, "kernel", given)),
+)
+def test_bits_that_a_kernel_of_another_library_does_not_read_are_refused(
+    variant: AttentionVariant, layer: int, compiles: bool
+) -> None:
+    def out(x: Tensor) -> Tensor:
+        return attention(x, x, x, variant=variant, layer=layer)
+
+    function = torch.compile(out, backend="eager") if compiles else out
+    with pytest.raises(Exception, match=r"does not read out\.bits=1; leave it at 7"):
+        function(tensors(2, 2, 20, 16)[0])
 
 
 @releases.traces_attention

@@ -19,8 +19,8 @@ from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.named import variant_named
-from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
-from flashpoint_kernels.codes import HEAD_SIZES, STREAM_UNIT
+from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant, in_front, kernel_in
+from flashpoint_kernels.codes import BF16_BITS, HEAD_SIZES, STREAM_UNIT
 
 # PyTorch 2.6 cannot trace a constant that is a dataclass: there a compiled model breaks its graph at the attention.
 _traced_where_possible = (lambda call: call) if hasattr(torch.compiler, "is_exporting") else torch.compiler.disable
@@ -88,6 +88,8 @@ def attention(
     if chosen.elsewhere is not None:
         _check_selection(chosen, layer, query)
     kernel, front = kernel_in(chosen, layer), in_front(chosen, layer)
+    if kernel != "flash":
+        _refuse_bits(front)
     if kernel == "sdpa" and not front.stabilizes:
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
@@ -132,6 +134,16 @@ def _refuse_mask_and_dropout(attn_mask: Tensor | None, dropout_p: float) -> None
         raise ValueError("attn_mask: this attention takes none; pass is_causal, or choose variant='sdpa'")
     if dropout_p:
         raise ValueError(f"dropout_p={dropout_p}: this attention drops nothing; pass 0, or choose variant='sdpa'")
+
+
+def _refuse_bits(variant: AttentionVariant) -> None:
+    """Refuse mantissa bits that a kernel of another library does not read; a run's are set for all its attentions."""
+    for point in ROUNDING_POINTS:
+        if (bits := getattr(variant, point).bits) != BF16_BITS:
+            raise ValueError(
+                f"variant={variant.name}: kernel={variant.kernel} does not read {point}.bits={bits}; leave it at "
+                f"{BF16_BITS}, or choose one of ours, such as variant='flash_bf16'"
+            )
 
 
 def _refuse_transforms(*tensors: Tensor) -> None:
