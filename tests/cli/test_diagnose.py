@@ -18,7 +18,8 @@ from flashpoint.diagnosis.delta_bias import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import results_of
-from flashpoint.drop_in import attention
+from flashpoint.drop_in import attention, variant_of
+from flashpoint.numerics.choices import DeltaError
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching import delta_collection
 from flashpoint.watching.interceptor import Interceptor
@@ -259,6 +260,25 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     clean = diagnose(str(tmp_path), "--attention", "sdpa:math")
     assert clean["heading"].startswith("Nothing found.")
     assert [table["note"] for table in clean["tables"]] == [""]
+
+
+@pytest.mark.parametrize("name", ["sdpa", "mine:attend"])
+@pytest.mark.parametrize("source", ["the rounding of O", "another"])
+def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path, source: str, name: str) -> None:
+    """Values near 1 round alike, and dO has one sign mostly: δ of the rounded O is too small."""
+    q, k, v, grad_out = torch.randn(4, 48, 2, 64, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    error = DeltaError(kind="bias", size=2e-3) if source == "another" else DeltaError()
+    variant = dataclasses.replace(variant_of("flash_fp32"), delta_error=error)
+    if source == "the rounding of O":
+        v, grad_out = 1 + 0.05 * v, 1 + 0.3 * grad_out
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), 3, 9, name)
+    found = results_of(lambda q, k, v, c, s: attention(q, k, v, is_causal=c, scale=s, variant=variant), call)
+    dataclasses.replace(call, **vars(found)).write(tmp_path / "layer-03.safetensors")
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
+    assert "δ is biased" in told.splitlines()[0]
+    assert ("the bias has another source" in told) == (source == "another")
+    assert ("flashpoint.stabilize(" in told) == (source == "the rounding of O")
+    assert ("functions=[…]" in told) == (source == "the rounding of O" and ":" in name)
 
 
 def test_without_grad_q_no_bias_of_delta_is_a_finding(tmp_path: Path) -> None:

@@ -95,22 +95,29 @@ class Exchange(NamedTuple):
     Attributes:
         attention: that takes all that the calls were told beside q, k and v: :data:`FIXED`, or :data:`MATH`, which
             takes a mask and a bias, too, and needs memory for all scores; empty where neither does.
-        stabilizes: whether :func:`flashpoint.stabilize` changes them: they are of BF16, and have no FP16 inside.
+        stabilizes: whether :func:`flashpoint.stabilize` may help: the calls are of BF16, and have no FP16 inside, and
+            δ may be biased by the rounding of O.
+        named: whether it has to be told of a function.
     """
 
     attention: str
     stabilizes: bool
+    named: bool = False
 
     @property
     def remedy(self) -> str:
         """What to train with; empty where no attention takes the calls."""
-        return "FP16 inside (flashpoint.stabilize)" if self == (MATH, True) else self.attention
+        inside = self.stabilizes and self.attention == MATH
+        return "FP16 inside (flashpoint.stabilize)" if inside else self.attention
 
     @property
     def advice(self) -> str:
         """What to do about a biased δ."""
         text = _EXCHANGES[self.attention]
-        return text if self.stabilizes else _without("flashpoint.stabilize", text)
+        if not self.stabilizes:
+            return _without("flashpoint.stabilize", text)
+        functions = "flashpoint.stabilize(model, functions=[…])` with the functions of flashpoint.watch"
+        return text.replace("flashpoint.stabilize(model):`", functions) if self.named else text
 
 
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
@@ -138,8 +145,14 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
 def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
     """Return what can stand in the place of the calls with findings, or of all."""
     of = [one for one in diagnoses if one.findings] or diagnoses
-    stabilizes = any(one.call.is_bf16 and (one.probed or not one.call.has_fp16_inside) for one in of)
-    return Exchange(_attention_for(of), stabilizes)
+    stabilizes = [
+        one
+        for one in of
+        if one.call.is_bf16
+        and (one.probed or not one.call.has_fp16_inside)
+        and not any(found.beyond_rounding for found in one.findings)
+    ]
+    return Exchange(_attention_for(of), bool(stabilizes), any(":" in one.call.attention for one in stabilizes))
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:

@@ -42,6 +42,7 @@ class Finding:
         heads: from 1.
         text: what is wrong and the figures that show it, one sentence.
         inherited: whether the layer was given what is wrong: then another place made it.
+        beyond_rounding: of a bias of δ: whether the rounding of O surely does not account for it.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class Finding:
     heads: tuple[int, ...]
     text: str
     inherited: bool = False
+    beyond_rounding: bool = False
 
 
 Make = Callable[[str, Tensor, str], Finding]

@@ -292,18 +292,19 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
-    source = ""
+    source, beyond = "", False
     if following and following.surely[worst] and abs(size) > (rounding := float(following.rounding[worst])):
         source = f"it follows the rounding of O, which adds {rounding:.1e}: the bias has another source; "
+        beyond = True
     elif following and following.surely[worst]:
         source = "its error follows the rounding of O; "
     elif following and following.surely_not[worst]:
-        source = "its error does not follow O's rounding; "
+        source, beyond = "its error does not follow O's rounding; ", True
     text = (
         f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):,.0f} standard errors of {bias}, "
         f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
     )
-    return finding("delta_bias", heads, text)
+    return dataclasses.replace(finding("delta_bias", heads, text), beyond_rounding=beyond)
 
 
 def _responds(measures: Measures, bias: DeltaBias | None, biased: Tensor, identities: Sequence[str]) -> Tensor:
