@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -199,6 +201,37 @@ def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> 
     for one, other in zip(before, after, strict=True):
         assert one.equal(other)
     assert not inside[0].equal(before[0])
+
+
+@pytest.mark.parametrize("heads_of_keys", [2, 4])
+def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
+    torch._dynamo.reset()
+
+    def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+    def under_autocast(attend: Callable[..., Tensor], *qkv: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return attend(*qkv)
+
+    given = [x.float() for x in inputs(heads_of_keys=heads_of_keys)]
+    with flashpoint.stabilize(MODEL) as told:
+        eager, compiled = (
+            passes(functools.partial(under_autocast, attend), given=given)
+            for attend in (grouped, torch.compile(grouped, backend="aot_eager", fullgraph=True))
+        )
+        assert (told.clamped, told.overflowed) == (0, 0)
+    for one, other in zip(eager, compiled, strict=True):
+        assert one.equal(other)
+
+
+def test_it_counts_on_where_the_backward_pass_is_under_autocast() -> None:
+    given = inputs()
+    given[0][0, 0, 0, 0] = 1e5
+    with flashpoint.stabilize(MODEL) as told, torch.autocast("cpu", torch.bfloat16):
+        for _ in range(70):
+            passes(causal, given=given)
+        assert (told.clamped, told.overflowed) == (70, 0)
 
 
 @pytest.mark.parametrize("heads_of_keys", [2, 4])

@@ -75,7 +75,7 @@ class _Count:
 
     def _add_kept(self, device: torch.device, largest: list[Tensor]) -> None:
         self._largest[device] = []
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):  # to BF16 it stacks no FP16
             self._add(device, torch.stack(largest))
 
     def _add(self, device: torch.device, largest: Tensor) -> None:
@@ -133,7 +133,7 @@ class Stabilized:
 
 def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
     """Return max|x| of each tensor. A compiler takes the rows' along where it casts, and reads the tensors once."""
-    rows = [x.abs().amax(-1).flatten() for x in tensors]
+    rows = [x.abs().amax(-1).flatten().float() for x in tensors]  # autocast to BF16 stacks no FP16
     if len({len(row) for row in rows}) == 1:
         return torch.stack(rows).amax(1)
     return torch.stack([row.amax() for row in rows])
