@@ -61,6 +61,6 @@ def test_a_validation_holds_few_logits_in_fp32_and_has_the_bits_of_one_that_hold
 def test_a_graph_takes_little_memory_beside_its_step(tmp_path: Path) -> None:
     """The compilation left as much again as a step takes, on another stream."""
     attentions = ("flash_bf16", "flash_bf16,train.cuda_graph=false")
-    arguments = ("training", "--shape", "gpt2_124m:8", "--seconds", "0.05", "--attention", *attentions)
+    arguments = ("training", "--shape", "gpt2_124m:8/8", "--seconds", "0.05", "--attention", *attentions)
     graphed, launched, _ = (float(row["memory, GiB"]) for row in measured("training", tmp_path, *arguments))
     assert graphed < 1.3 * launched

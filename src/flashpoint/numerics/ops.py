@@ -264,7 +264,6 @@ def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Calla
     return call
 
 
-@torch.compiler.assume_constant_result  # Dynamo calls it, and does not trace it
 def graph_name(key: str) -> str:
     """Return what the ops are to call a variant in place of its key.
 
@@ -294,6 +293,7 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 """PyTorch 2.6 does not tell. There every graph has a variant's key: it is right in an export, too."""
 
 
+@torch.compiler.assume_constant_result  # Dynamo calls it: traced, PyTorch 2.11 takes every compilation for an export
 def name_for_op(key: str) -> str:
     """Return what a call hands to the ops for a variant's key."""
     # A program that is exported runs where no variant has a graph's name, or another one.
