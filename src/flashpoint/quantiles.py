@@ -6,7 +6,6 @@ SciPy has both. It is no dependency of this layer: it takes 100 MB and a second 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import lru_cache
 from statistics import NormalDist
 
@@ -53,7 +52,7 @@ def variance_ratio_isf(probability: float, degrees: int, below: int) -> float:
 
     F is the ratio of two estimates of one variance, of ``degrees`` and of ``below`` degrees of freedom, 1 or more each.
     """
-    share = _root(lambda x: regularized_beta(below / 2, degrees / 2, x) - probability)
+    share = _beta_quantile(probability, below / 2, degrees / 2)
     return below * (1 - share) / (degrees * share)
 
 
@@ -64,25 +63,36 @@ def clopper_pearson(count: int, total: int) -> tuple[float, float]:
 
 def _low(count: int, total: int) -> float:
     """Return the rate under which so many, or more, happen with a probability of 2.5 %."""
-    tail = (1 - CONFIDENCE) / 2
-    return 0.0 if count == 0 else _root(lambda rate: regularized_beta(count, total - count + 1, rate) - tail)
+    return _beta_quantile((1 - CONFIDENCE) / 2, count, total - count + 1) if count else 0.0
 
 
-def _root(rising: Callable[[float], float]) -> float:
-    """Return where a function that rises from below 0 to above it between 0 and 1 crosses 0."""
-    low, high = 0.0, 1.0
-    while low < (middle := (low + high) / 2) < high:
-        low, high = (middle, high) if rising(middle) < 0 else (low, middle)
-    return middle
+def _beta_quantile(probability: float, a: float, b: float) -> float:
+    """Return the x at which I_x(a, b) is this probability.
+
+    The logarithm of I is concave in the logit of x: Newton's method converges from either side, and a step to where I
+    is too small for a number is halved.
+    """
+    low, logit, high = -math.inf, math.log(a / b), math.inf
+    for _ in range(100):
+        x, rest = 1 / (1 + math.exp(-logit)), 1 / (1 + math.exp(logit))
+        below = _regularized_beta(a, b, x, rest)
+        low, high = (logit, high) if below < probability else (low, logit)
+        step = math.log(below / probability) * below / _front(a, b, x, rest) if below > 0 else (low - high) / 2
+        logit -= step
+        if abs(step) < 1e-8:  # whose square is the next
+            break
+    return 1 / (1 + math.exp(-logit))
 
 
 def regularized_beta(a: float, b: float, x: float) -> float:
-    """Return the incomplete beta function I_x(a, b), by its continued fraction (Lentz)."""
-    if x <= 0 or x >= 1:
-        return float(x >= 1)
+    """Return the incomplete beta function I_x(a, b)."""
+    return _regularized_beta(a, b, x, 1 - x) if 0 < x < 1 else float(x >= 1)
+
+
+def _regularized_beta(a: float, b: float, x: float, rest: float) -> float:
+    """Return I_x(a, b) by its continued fraction (Lentz), where ``rest`` is 1 − x."""
     if x > (a + 1) / (a + b + 2):  # where it converges slowly, that of the other tail converges fast
-        return 1 - regularized_beta(b, a, 1 - x)
-    front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+        return 1 - _regularized_beta(b, a, rest, x)
     numerator, denominator = 1.0, 1 / _away_from_0(1 - (a + b) * x / (a + 1))
     fraction = denominator
     for m in range(1, 1000):
@@ -94,7 +104,13 @@ def regularized_beta(a: float, b: float, x: float) -> float:
             fraction *= numerator * denominator
         if abs(numerator * denominator - 1) < 1e-15:
             break
-    return math.exp(front) * fraction / a
+    return _front(a, b, x, rest) * fraction / a
+
+
+def _front(a: float, b: float, x: float, rest: float) -> float:
+    """Return the derivative of I_x(a, b) by the logit of x."""
+    of_both = math.lgamma(a) + math.lgamma(b) - math.lgamma(a + b)
+    return math.exp(a * math.log(x) + b * math.log(rest) - of_both)
 
 
 def _away_from_0(value: float) -> float:
