@@ -56,6 +56,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):  # where nohup or & began the tests; programs would inherit it
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.default_int_handler)
+    os.fsync = lambda fd: None  # no test cuts the power; to wait for the disk takes longer than most tests
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         import torch
 

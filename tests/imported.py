@@ -4,9 +4,12 @@ What is missing here costs time and nothing else.
 """
 
 # ruff: noqa: F401
+import atexit
 import gc
 import io
+import os
 import sys
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,7 @@ import pyarrow.parquet
 import rich.live
 import scipy.stats
 import tokenizers.implementations
+import torch._dynamo.utils
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
 from hydra._internal.hydra import Hydra  # noqa: TID251
@@ -61,6 +65,13 @@ figure.savefig(io.BytesIO())
 
 # Two thirds of a figure's time make room for its labels. Nobody sees the figures of these runs; tests/report/ has room.
 Figure.set_layout_engine = lambda *_, **__: None  # type: ignore[method-assign]
+
+os.fsync = lambda fd: None  # as in tests/conftest.py
+
+# What was imported here ends with the server. At the end of each fork PyTorch would take its operators back one by one.
+for registered in list(weakref.finalize._registry):  # type: ignore[attr-defined]
+    registered.atexit = False
+atexit.unregister(torch._dynamo.utils.dump_compile_times)
 
 # A collection in a fork would look at everything imported here, and so copy its pages.
 gc.collect()

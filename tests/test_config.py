@@ -25,7 +25,7 @@ from flashpoint.runs import migrations
 from flashpoint.runs.migrations import REMOVED_CHOICES
 from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
-from tests.composed import CONFIGS, composed, composed_values, configured_values
+from tests.composed import CONFIGS, composed, composed_values, configured, configured_values
 from tests.conftest import REPOSITORY, TINY
 
 
@@ -100,14 +100,14 @@ def test_data_options_compose() -> None:
 
 @pytest.mark.parametrize("path", sorted((CONFIGS / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_experiment_has_room_for_its_checkpoints(path: Path) -> None:
-    config = composed(f"experiment={path.stem}")
+    config = configured(f"experiment={path.stem}")
     shape = config.model
     parameters = (shape.vocab_size + shape.context + 12 * shape.n_layer * shape.d_model) * shape.d_model
     assert capacity(config.checkpoints, 12 * parameters) >= 8
 
 
 def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> None:
-    config = composed("experiment=ignite")
+    config = configured("experiment=ignite")
     assert config.model == ModelConfig(n_layer=6, n_head=4, d_model=256, context=2048, vocab_size=8192)
     settings = open_run("ignite-h200:flash_bf16_seed-1", REPOSITORY / "runs").config
     assert config.model == settings.model
@@ -118,16 +118,16 @@ def test_the_gpu_default_is_the_setting_in_which_the_explosion_was_seen() -> Non
 
 @pytest.mark.parametrize("experiment", ["laptop", "ignite"])
 def test_the_tokeniser_follows_the_models_vocabulary(experiment: str) -> None:
-    config = composed(f"experiment={experiment}", "model.vocab_size=1024")
+    config = configured(f"experiment={experiment}", "model.vocab_size=1024")
     assert (config.model.vocab_size, config.data.vocab_size) == (1024, 1024)
 
 
 def test_a_selection_names_its_other_variant() -> None:
-    config = composed("attn=flash_bf16", "attn.layers=[2]", "attn.heads=[1,3]", "attn.elsewhere=standard")
+    config = configured("attn=flash_bf16", "attn.layers=[2]", "attn.heads=[1,3]", "attn.elsewhere=standard")
     assert config.attn.elsewhere is not None
     assert config.attn.elsewhere.normalizer == "before_product"
     assert config.attn.layers == (2,)
-    config = composed("attn=flash_bf16", "attn.layers=[2,3]", "attn.heads=[[1,3],[2]]", "attn.elsewhere=standard")
+    config = configured("attn=flash_bf16", "attn.layers=[2,3]", "attn.heads=[[1,3],[2]]", "attn.elsewhere=standard")
     assert [[heads for _, heads in config.attn.groups(layer, 4)] for layer in (1, 2, 3)] == [
         [(0, 1, 2, 3)], [(0, 2), (1, 3)], [(1,), (0, 2, 3)]
     ]  # fmt: skip
@@ -135,15 +135,15 @@ def test_a_selection_names_its_other_variant() -> None:
 
 @pytest.mark.slow
 def test_a_rounding_is_a_group_of_two_keys() -> None:
-    config = composed("attn=flash_bf16", "attn.out_unnormalized.bits=3")
+    config = configured("attn=flash_bf16", "attn.out_unnormalized.bits=3")
     assert config.attn.out_unnormalized == Rounding("nearest", 3)
     assert config.attn.title == "flash_bf16, Ō of 3 mantissa bits"
-    assert composed("attn=flash_fp32", "attn.out_unnormalized.bits=3").attn.title == "flash_fp32"  # nothing is rounded
-    config = composed("attn=flash_bf16", "attn.out.mode=stochastic", "attn.scores={mode: none}")
+    assert configured("attn=flash_fp32", "attn.out_unnormalized.bits=3").attn.title == "flash_fp32"  # unrounded
+    config = configured("attn=flash_bf16", "attn.out.mode=stochastic", "attn.scores={mode: none}")
     assert (config.attn.out, config.attn.scores) == (Rounding("stochastic"), Rounding("none"))
     assert config.attn.name == "flash_bf16 scores=none out=stochastic"
-    assert composed("experiment=laptop").attn.out_unnormalized == Rounding("nearest", 1)
-    coarse, fixed = (composed("experiment=demo_cpu", f"attn={name}").attn for name in ("flash_bf16", "flash_fixed"))
+    assert configured("experiment=laptop").attn.out_unnormalized == Rounding("nearest", 1)
+    coarse, fixed = (configured("experiment=demo_cpu", f"attn={name}").attn for name in ("flash_bf16", "flash_fixed"))
     assert fixed.out == Rounding("nearest", 1)
     assert (
         dataclasses.replace(fixed, name=coarse.name, delta=coarse.delta, out_residual_bits=coarse.out_residual_bits)
@@ -151,27 +151,27 @@ def test_a_rounding_is_a_group_of_two_keys() -> None:
     )
     for wrong in ("attn.scores.mode=fp8", "attn.out.bits=0", "attn.out.bits=11"):
         with pytest.raises(UserError, match=wrong):
-            composed(wrong)
+            configured(wrong)
 
 
 def test_a_cap_of_the_scores_takes_flexattention_and_no_probe_that_knows_none() -> None:
     no_probes = "probes.attention_interval=0"
-    config = composed("attn=flex", "model.score_cap=30", no_probes)
+    config = configured("attn=flex", "model.score_cap=30", no_probes)
     assert build_config(json.loads(json.dumps(config.to_dict())), CONFIGS / "attn") == config
     for attention in (["flash_bf16"], ["sdpa"], ["flex_fixed"], ["flex", "attn.shift_keys=sequence"],
                       ["flex", "attn.layers=[1]", "attn.elsewhere=sdpa"]):  # fmt: skip
         with pytest.raises(UserError, match=r"model\.score_cap=30: attn=.* takes no cap; choose attn=flex$"):
-            composed(f"attn={attention[0]}", *attention[1:], "model.score_cap=30", no_probes)
+            configured(f"attn={attention[0]}", *attention[1:], "model.score_cap=30", no_probes)
     with pytest.raises(UserError, match=r"add probes\.attention_interval=0$"):
-        composed("attn=flex", "model.score_cap=30")
+        configured("attn=flex", "model.score_cap=30")
     with pytest.raises(UserError, match=r"model\.score_cap=0"):
-        composed("attn=flex", "model.score_cap=0", no_probes)
+        configured("attn=flex", "model.score_cap=0", no_probes)
 
 
 @pytest.mark.parametrize(("seeing", "value"), [("family", "llama"), ("qk_norm", "true"), ("score_cap", "30")])
 def test_a_shift_by_a_bias_takes_no_model_whose_softmax_sees_it(seeing: str, value: str) -> None:
     with pytest.raises(UserError, match=rf"^model\.shift_keys=running: .* before model\.{seeing}"):
-        composed("attn=flex", f"model.{seeing}={value}", "model.shift_keys=running", "probes.attention_interval=0")
+        configured("attn=flex", f"model.{seeing}={value}", "model.shift_keys=running", "probes.attention_interval=0")
 
 
 @pytest.mark.parametrize("targets", ["model", "unrounded"])
@@ -179,18 +179,18 @@ def test_drawn_targets_take_no_z_loss(targets: str) -> None:
     with pytest.raises(
         UserError, match=rf"^train\.z_loss=0\.1: .*probes\.targets={targets} .*set probes\.targets=data$"
     ):
-        composed("train.z_loss=0.1", f"probes.targets={targets}")
-    assert composed("train.z_loss=0.1").probes.targets == "data"
+        configured("train.z_loss=0.1", f"probes.targets={targets}")
+    assert configured("train.z_loss=0.1").probes.targets == "data"
 
 
 @pytest.mark.slow
 def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
-    config = composed("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")
+    config = configured("attn=flash_fp32", "attn.delta_error.kind=bias", "attn.delta_error.size=3e-4")
     assert config.attn.delta_error == DeltaError(kind="bias", size=3e-4)
     assert config.attn.injected
     assert (config.attn.name, config.attn.title) == ("flash_fp32", "flash_fp32 injected")
     assert build_config(json.loads(json.dumps(config.to_dict())), CONFIGS / "attn") == config
-    some = composed(
+    some = configured(
         "attn.delta_error.kind=noise",
         "attn.delta_error.size=-0.5",
         "attn.delta_error.layers=[1,3]",
@@ -198,11 +198,11 @@ def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
     )
     assert (some.attn.delta_error.layers, some.attn.delta_error.into) == ((1, 3), "grad_k")
     assert build_config(json.loads(json.dumps(some.to_dict())), CONFIGS / "attn") == some
-    assert not composed("attn.delta_error.kind=bias").attn.injected
+    assert not configured("attn.delta_error.kind=bias").attn.injected
     with pytest.raises(UserError, match=r"attn\.delta_error\.layers=\[7\]: the model has layers 1 to 6"):
-        composed("attn.delta_error.kind=noise", "attn.delta_error.layers=[2,7]")
+        configured("attn.delta_error.kind=noise", "attn.delta_error.layers=[2,7]")
     with pytest.raises(UserError, match=r"attn\.delta_error\.kind=drift"):
-        composed("attn.delta_error.kind=drift")
+        configured("attn.delta_error.kind=drift")
 
 
 @pytest.mark.parametrize(("text", "run"), RECORDED.items(), ids=[run.name for run in RECORDED.values()])
@@ -229,13 +229,13 @@ def _of_names_in(recorded: dict[str, Any], choices: dict[str, Any]) -> dict[str,
 
 
 def test_what_the_run_folder_stores_builds_the_same_configuration() -> None:
-    config = composed("attn.layers=[2]", "attn.elsewhere=standard", "tracking.tags=[a,b]")
+    config = configured("attn.layers=[2]", "attn.elsewhere=standard", "tracking.tags=[a,b]")
     assert build_config(config.to_dict(), CONFIGS / "attn") == config
 
 
 def test_a_run_is_uploaded_only_where_it_is_asked_for() -> None:
-    assert (Config().tracking.wandb, composed().tracking.wandb) == ("offline", "offline")
-    assert {mode: composed(f"tracking={mode}").tracking.wandb for mode in ("disabled", "offline", "online")} == {
+    assert (Config().tracking.wandb, configured().tracking.wandb) == ("offline", "offline")
+    assert {mode: configured(f"tracking={mode}").tracking.wandb for mode in ("disabled", "offline", "online")} == {
         mode: mode for mode in ("disabled", "offline", "online")
     }
 
@@ -267,7 +267,7 @@ def test_a_run_is_uploaded_only_where_it_is_asked_for() -> None:
 )
 def test_a_value_out_of_range_is_refused_by_name(override: str, told: str) -> None:
     with pytest.raises(UserError) as caught:
-        composed("experiment=ignite", override)
+        configured("experiment=ignite", override)
     assert str(caught.value).startswith(told)
     assert "\n" not in str(caught.value)
 
@@ -276,7 +276,7 @@ def test_a_learning_rate_that_leaves_fp32_in_muon_is_refused() -> None:
     with pytest.raises(
         UserError, match=r"^train\.lr=1e\+31 times a matrix's size leaves FP32 in Muon: give 1e30 or less$"
     ):
-        composed("optimizer=muon", "train.lr=1e31")
+        configured("optimizer=muon", "train.lr=1e31")
 
 
 def test_every_key_says_what_it_is() -> None:
@@ -313,15 +313,15 @@ def test_every_real_number_must_be_finite(number: float) -> None:
 @pytest.mark.parametrize("value", ["5", "true", "[flash_fp32]"])
 def test_what_cannot_name_the_other_variant_is_refused(value: str) -> None:
     with pytest.raises(UserError, match=r"attn\.elsewhere=.+; give a name, e\.g\. attn\.elsewhere=flash_fp32"):
-        composed("attn.layers=[1]", f"attn.elsewhere={value}")
+        configured("attn.layers=[1]", f"attn.elsewhere={value}")
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused() -> None:
     with pytest.raises(UserError, match=r"model\.vocab_size=512 is below data\.vocab_size=1024"):
-        composed("model.vocab_size=512", "data.vocab_size=1024")
+        configured("model.vocab_size=512", "data.vocab_size=1024")
 
 
 @pytest.mark.parametrize("seed", [-1, 2**32])
 def test_seeds_are_32_bits(seed: int) -> None:
     with pytest.raises(UserError, match=f"seed={seed}"):
-        composed(f"seed={seed}")
+        configured(f"seed={seed}")

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
-_IMPORTED = ["tests.imported", "tests.undrawn"]
-_CONTEXT.set_forkserver_preload(_IMPORTED)
+_imported = ["tests.imported", "tests.undrawn"]
 
 
 def import_also(module: str) -> None:
     """In the server, if no process has been asked of it yet: what only some tests need, and only if they run."""
-    _CONTEXT.set_forkserver_preload([*_IMPORTED, module])
+    _imported.append(module)
 
 
 class Process:
@@ -44,6 +43,7 @@ class Process:
         self.args = command
         self._output = tempfile.TemporaryDirectory()
         self._texts = tuple(Path(self._output.name) / name for name in ("stdout", "stderr"))
+        _CONTEXT.set_forkserver_preload(_imported)  # read as the server starts; benchmarks' processes want another list
         arguments = argv, str(cwd or Path.cwd()), dict(env), pipes or {}, *map(str, self._texts)
         self._process = _CONTEXT.Process(target=_run_as_main, args=arguments)
         self._process.start()
