@@ -136,7 +136,7 @@ def captured(model: nn.Module, number: int, watched: Watch) -> None:
 def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp_path: Path, left_out: bool) -> None:
     """The second layer is told as layer 1, and a line of the loop alone had said so."""
     loop(tmp_path, Mapped() if left_out else Pair(), captured, steps=2)
-    said = "Other attentions were not recorded, and are not judged: scaled_dot_product_attention: called inside"
+    said = "other attentions were not recorded, and are not judged: scaled_dot_product_attention: called inside"
     assert (said in told(str(tmp_path / "own"))) == left_out
 
 
@@ -237,6 +237,29 @@ def test_all_columns_are_of_all_heads(grown: Path) -> None:
 )
 def test_a_layer_that_grew_is_named_where_it_is_not_diagnosed(grown: Path, layer: str, first: str) -> None:
     assert printed(str(grown), "--layer", layer).splitlines()[0] == first
+
+
+@pytest.mark.parametrize(
+    ("called", "first"),
+    [
+        (("b", "c", "d"), "layer 1 (b), head 2: δ is biased, and its W_Q grew; try flash_fixed."),
+        (("a", "b", "c"), "layer 2 (b), head 2: δ is biased, and its W_Q grew; try flash_fixed."),
+        (("b", "a", "b"), "layer 2 (a), head 2: δ is biased; try flash_fixed."),
+        (("", "", ""), "layer 2, head 2: δ is biased, and its W_Q grew; try flash_fixed."),
+    ],
+)
+def test_a_w_q_is_told_of_the_module_whose_it_is(grown: Path, called: tuple[str, ...], first: str) -> None:
+    """The run's layers are a, b and c, and W_Q of b grew; a loop may thaw, add or leave out layers later."""
+    config = json.loads((grown / "config.json").read_text())
+    shape = {"n_layer": 3, "n_head": 2, "d_model": 32, "context": 64, "modules": ["a", "b", "c"]}
+    write_json(grown / "config.json", {**config, "attn": {"name": "sdpa"}, "model": shape})
+    for layer, module in enumerate(called, 1):
+        fault = Fault("delta_bias", 1, 2e-3) if f"layer {layer}" in first else Fault("none")
+        call = dataclasses.replace(captured_call(fault), layer=layer, step=1500, module=module)
+        call.write(grown / f"captures/step-0001500/layer-{layer:02}.safetensors")
+    assert printed(str(grown)).splitlines()[0] == first
+    if called[0] and "grew" not in first:
+        assert "W_Q of b grew" in printed(str(grown))
 
 
 class _Spoiled(torch.autograd.Function):

@@ -58,8 +58,8 @@ def command(
     born, births = births_of(place(what)) if text is None else ("", [])
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
-        context = context_of_capture(place(what), reading["step"], last)
-        attentions, modules = attentions_of_run(place(what), reading["step"])
+        attentions, modules = attentions_of_run(place(what), reading["step"], samples)
+        context = context_of_capture(place(what), reading["step"], last, modules)
         told, found = delta_tables(samples, context.later, context.growth, attentions, modules)
         show([*births, *found], form, f"{born}{told}\n\n{delta_heading(samples)}")
         return
@@ -83,7 +83,9 @@ def command(
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
         raise UserError(f"{what}: {error}; --attention names it") from error
-    context = Context() if text else context_of_capture(place(what), reading["step"], diagnoses[0].call.step)
+    modules = {call.layer: call.module for call in (one.call for one in diagnoses)}
+    step = diagnoses[0].call.step
+    context = Context() if text else context_of_capture(place(what), reading["step"], step, modules)
     told, found = tables(diagnoses, inputs.more, attention, context.later, context.growth, context.bad_loss)
     mode_left = f". {inputs.anew.mode_left}" if inputs.anew and inputs.anew.mode_left else ""
     show([*births, *found], form, f"{born}{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ class Growth:
 
     Attributes:
         warned: whether there was a warning.
-        layer, head: that grew most.
+        layer, head: that grew most; the layer is None where a capture's layers are others.
         by_head: growth over LOOKBACK steps, by layer and head.
         layers: those with a head that grew as much as a warning takes; none without one.
         words: what is told of it.
@@ -33,7 +33,7 @@ class Growth:
     """
 
     warned: bool
-    layer: int
+    layer: int | None
     head: int
     by_head: Mapping[tuple[int, int], float]
     layers: frozenset[int]
@@ -84,13 +84,14 @@ class Context(NamedTuple):
     bad_loss: str = ""
 
 
-def context_of_capture(path: Path, capture: int | None, step: int) -> Context:
+def context_of_capture(path: Path, capture: int | None, step: int, modules: Mapping[int, str]) -> Context:
     """Return what the run tells of a capture's tensors.
 
     Args:
         path: of the run, of one of its captures, or of a file in that.
         capture: ``--step``, of which capture of the run the tensors are; None is the last.
         step: of the training, of which the tensors are.
+        modules: that called the captured attentions, by layer, as far as they are known.
     """
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.run import Run
@@ -102,7 +103,7 @@ def context_of_capture(path: Path, capture: int | None, step: int) -> Context:
         return Context()
     try:
         run = Run.of_folder(folder)
-        grown, (onset, failed) = _growth(run), _failed(run)
+        grown, (onset, failed) = _growth(run, modules), _failed(run)
         not_recorded = " ".join(filter(None, (_not_recorded(run), *_untrained(run))))
         bad = _bad_losses(run)
     except UserError as error:  # of a file that the diagnosis does not need
@@ -157,12 +158,13 @@ def _bad_loss(folder: RunFolder, bad: Mapping[int, int], step: int) -> str:
     )
 
 
-def attentions_of_run(path: Path, capture: int | None) -> tuple[str, dict[int, str]]:
+def attentions_of_run(path: Path, capture: int | None, layers: Collection[int]) -> tuple[str, dict[int, str]]:
     """Return the names of a watched run's attentions, and of the modules that call them by layer, as far as they are
     known.
 
     Args:
         path, capture: as of :func:`context_of_capture`.
+        layers: of the capture: with more of them than the run's first steps called, modules are not known.
     """
     from flashpoint.runs.folder import RunFolder
     from flashpoint.watching.captures import capture_folder
@@ -170,10 +172,13 @@ def attentions_of_run(path: Path, capture: int | None) -> tuple[str, dict[int, s
     folder = RunFolder.of_capture(capture_folder(path, capture).resolve())
     try:
         config = None if folder is None else folder.read_config()
-        return ("", {}) if config is None else (config.attn.name, _modules(config))
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
+        config = None
+    if config is None:
         return "", {}
+    modules = _modules(config)
+    return config.attn.name, modules if max(layers) <= len(modules) else {}
 
 
 def _modules(config: RunConfig) -> dict[int, str]:
@@ -188,7 +193,7 @@ def _not_recorded(run: Run) -> str:
     left_out = run.manifest.not_recorded
     if not left_out:
         return ""
-    told = f"Other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
+    told = f"In some steps other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
     return f"{told} Layers are counted without them."
 
 
@@ -229,8 +234,13 @@ def _failed(run: Run) -> tuple[int | None, str]:
     return (None if last is None else bad.get(last)), _NOT_FINITE
 
 
-def _growth(run: Run) -> Growth | None:
-    """Return what W_Q did before the onset; None where no warning came, unless the loss exploded."""
+def _growth(run: Run, captured: Mapping[int, str]) -> Growth | None:
+    """Return what W_Q did before the onset; None where no warning came, unless the loss exploded.
+
+    Args:
+        captured: modules of the captured layers. A run counts layers as its first steps called them; where a loop
+            thaws or adds some, a capture counts others.
+    """
     from flashpoint.early_warning import LOOKBACK, sentinel_of
 
     if run.by_head(W_Q_NORM.name) is None:
@@ -245,19 +255,33 @@ def _growth(run: Run) -> Growth | None:
     if of is None:
         return None
     failed = "" if onset is None else f"the loss {_failed(run)[1]} at step {onset:,}"
+    modules = _modules(run.config)
+    numbers = {one.layer: _number_of(one.layer, modules, captured) for one in (*heads, of)}
+    number_of = numbers[of.layer]
     if warning:
-        told = layer_told(of.layer, _modules(run.config).get(of.layer, ""))
+        name = modules.get(of.layer, "")
+        told = layer_told(number_of, name) if number_of else name
         note = f"W_Q of {told} grew{failed and f', and {failed}'}."
     else:
         note = (
             f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
             "package knows had a warning. Look at learning rate, data and optimiser first."
         )
-    row = [of.step, of.layer, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
+    row = [of.step, number_of, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
     words = f"{note[:-1]}: head {of.head} ×{of.growth:.1f} in {LOOKBACK} steps, to {of.norm:.1f}." if warning else note
     table = Table(
         ("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note, instead=Table((), [])
     )
-    by_head = {(one.layer, one.head): one.growth for one in heads}
-    grown = frozenset(one.layer for one in sentinel.grown())
-    return Growth(warning is not None, of.layer, of.head, by_head, grown, words, table)
+    by_head = {(at, one.head): one.growth for one in heads if (at := numbers[one.layer])}
+    grown = frozenset(at for one in sentinel.grown() if (at := numbers[one.layer]))
+    return Growth(warning is not None, number_of, of.head, by_head, grown, words, table)
+
+
+def _number_of(layer: int, of_run: Mapping[int, str], captured: Mapping[int, str]) -> int | None:
+    """Return the number that a run's layer has in a capture; None where another layer has it, and the module's name is
+    not that of one captured layer."""
+    name = of_run.get(layer, "")
+    if not name or captured.get(layer, name) in ("", name):
+        return layer
+    places = [place for place, one in captured.items() if one == name]
+    return places[0] if len(places) == 1 else None

@@ -252,7 +252,7 @@ def _measures_shown(
     ]
     whole = dataclasses.replace(measures, columns=columns, rows=rows)
     places_first = {(one.layer, head) for one in first for head in one.heads}
-    if growth:
+    if growth and growth.layer is not None:
         places_first.add((growth.layer, growth.head))
     some = [row for row in rows if (row[0], row[1]) in places_first] or rows
     last = "W_Q growth" if by_head else _STANDARD_ERRORS.label
