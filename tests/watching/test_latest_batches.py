@@ -1,5 +1,6 @@
 """Fingerprints of batches, and how long batches are held."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.watching.latest_batches import LatestBatches, sums
+from flashpoint.watching.latest_batches import LatestBatches, on_cpu, sums
 
 BITS = (1 << 64) - 1
 
@@ -47,6 +48,32 @@ def by_definition(batch: Any) -> int:
 )
 def test_a_fingerprint_is_the_documented_number(batch: Any) -> None:
     assert sums(batch).fingerprint() == by_definition(batch)
+
+
+def nested(*rows: list[float], layout: torch.layout = torch.jagged) -> Tensor:
+    return torch.nested.nested_tensor([torch.tensor(row) for row in rows], layout=layout)
+
+
+@pytest.mark.filterwarnings("ignore")  # PyTorch calls these layouts prototypes
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (nested([1.0, 2.0], [3.0]), nested([1.0], [2.0, 3.0])),
+        (nested([1.0], [2.0], layout=torch.strided), nested([1.0], [3.0], layout=torch.strided)),
+        (torch.tensor([[0.0, 1.0]]).to_sparse(), torch.tensor([[1.0, 0.0]]).to_sparse()),
+        (torch.tensor([[0.0, 1.0]]).to_sparse_csr(), torch.tensor([[0.0, 2.0]]).to_sparse_csr()),
+        (torch.tensor([[0.0, 1.0]]).to_sparse_csc(), torch.tensor([[1.0, 0.0]]).to_sparse_csc()),
+        (torch.tensor([1 + 1j]), torch.tensor([1 + 2j])),
+    ],
+    ids=["jagged", "nested", "sparse", "rows", "columns", "complex"],
+)
+def test_tensors_of_several_parts_have_a_fingerprint_and_are_kept(one: Tensor, other: Tensor, tmp_path: Path) -> None:
+    held = LatestBatches(3)
+    assert held.add(0, {"x": one}) is not None
+    assert held.of(0)[1]
+    assert sums(one).fingerprint() != sums(other).fingerprint()
+    torch.save(on_cpu(one), tmp_path / "batch.pt")
+    torch.load(tmp_path / "batch.pt", weights_only=True)
 
 
 @pytest.mark.parametrize("batch", [None, 3, "text", [], {"a": "b"}, [[], ()]])

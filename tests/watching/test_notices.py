@@ -14,6 +14,7 @@ from flashpoint.listeners import Listeners
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run
 from flashpoint.watching.loop import Watch
+from flashpoint.watching.notices import Notices
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -150,3 +151,11 @@ def test_processes_other_than_the_first_record_and_tell_nothing(
     assert (watched.run, watched.verdict, watched.busy, sum(hooks)) == (None, "stable", False, 0)
     assert capsys.readouterr().err == ""
     assert not any(tmp_path.iterdir())
+
+
+def test_a_part_that_fails_at_each_step_is_told_once_whatever_its_message(capsys: pytest.CaptureFixture[str]) -> None:
+    notices = Notices("own", 0)
+    for number in range(3):
+        notices.failed("reading the batch", RuntimeError(f"cannot view shape (2, j{number}) as [-1]"))
+    notices.failed("reading the batch", ValueError("another"))
+    assert capsys.readouterr().err.count("reading the batch failed") == 2

@@ -30,6 +30,11 @@ _UNCHANGED = 5
 """Of them, from which on it is told. With two micro-batches a step it is half."""
 _PARAMETERS, _ELEMENTS = 16, 256
 """That are compared."""
+_COMPRESSED = {
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices")),
+}
+"""Names of what says where the values of a sparse tensor are."""
 
 
 class LatestBatches:
@@ -257,8 +262,21 @@ def on_cpu(batch: Any) -> Any:
 
 
 def _as_tensor(batch: Any) -> Any:
-    """Return an array of numbers as a tensor, and what is none as it is."""
-    return torch.from_numpy(batch) if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf" else batch
+    """Return an array of numbers as a tensor, a nested or sparse tensor as a list of those that it is made of, and
+    anything else as it is."""
+    if isinstance(batch, np.ndarray) and batch.dtype.kind in "biuf":
+        return torch.from_numpy(batch)
+    if not isinstance(batch, Tensor):
+        return batch
+    if batch.is_nested:
+        jagged = batch.layout == torch.jagged
+        return [batch.values(), batch.offsets()] if jagged else list(batch.unbind())  # type: ignore[attr-defined]
+    if batch.layout == torch.sparse_coo:
+        batch = batch.coalesce()
+        return [batch.indices(), batch.values()]
+    if batch.layout in _COMPRESSED:
+        return [getattr(batch, name)() for name in (*_COMPRESSED[batch.layout], "values")]
+    return torch.view_as_real(batch.resolve_conj()) if batch.is_complex() else batch
 
 
 def _parts(batch: Any) -> Sequence[Any]:

@@ -74,13 +74,16 @@ class Notices:
 
     def warn(self, line: str) -> None:
         """Tell something once, with the step at which it was first so; with other numbers it is the same thing."""
-        if (thing := without_numbers(line)) not in self._told:
-            self._told.add(thing)
-            self.tell(f"step {self.step:,}: {line}", logging.WARNING)
+        self._once(without_numbers(line), line)
 
     def failed(self, what: str, error: Exception) -> None:
-        """Tell once that a part of watching failed."""
-        self.warn(f"{what} failed ({described(error)}); training goes on")
+        """Tell once that a part of watching failed with an error of this kind: its message can be another each time."""
+        self._once(f"{what}: {type(error).__name__}", f"{what} failed ({described(error)}); training goes on")
+
+    def _once(self, thing: str, line: str) -> None:
+        if thing not in self._told:
+            self._told.add(thing)
+            self.tell(f"step {self.step:,}: {line}", logging.WARNING)
 
 
 def without_numbers(line: str) -> str:
