@@ -2,7 +2,7 @@
 
     python scripts/evidence/pending.py --list             # what there is, with GPUs and minutes
     python scripts/evidence/pending.py --minutes 30       # all of it; the same command goes on where it stopped
-    python scripts/evidence/pending.py watching kernels   # these
+    python scripts/evidence/pending.py watching kernels   # these, in this order
     python scripts/evidence/pending.py --pack results.tar.xz    # runs nothing: what they have written, without weights
 
 Each job has GPUs of its own. A command that has ended well is not run again, unless it or one before it has changed
@@ -267,7 +267,7 @@ def _row(first: Job, *others: Job) -> list[str | int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", metavar="NAME", help="only these jobs")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="only these jobs, in this order")
     parser.add_argument("--list", action="store_true", help="print the jobs")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="after which what runs is ended")
     parser.add_argument("--pack", type=Path, metavar="FILE.tar.xz", help="write what they have written so far")
@@ -277,9 +277,10 @@ def main() -> None:
         if not arguments.minutes > 0:
             raise UserError(f"--minutes {arguments.minutes:g}: give more than 0")
         jobs = read(arguments.jobs)
-        if unknown := set(arguments.names) - {job.name for job in jobs}:
+        named = {job.name: job for job in jobs}
+        if unknown := set(arguments.names) - named.keys():
             raise UserError(f"{', '.join(sorted(unknown))}: no such job; --list prints those of {arguments.jobs}")
-        jobs = [job for job in jobs if not arguments.names or job.name in arguments.names]
+        jobs = [named[name] for name in dict.fromkeys(arguments.names or named)]
         if arguments.list:
             show(Table(["jobs", "shows", "GPUs", "minutes"], [_row(*of) for of in _alike(jobs)]), "markdown")
             return

@@ -207,6 +207,17 @@ def test_bad_input_is_told_and_nothing_is_begun(
     assert not list(Path("runs").glob("**/*.log"))
 
 
+def test_jobs_run_in_the_order_in_which_they_are_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("jobs.yaml").write_text(
+        "\n".join(f"- {{name: {name}, shows: x, gpus: 0, minutes: 1, commands: ['true']}}" for name in "abc")
+    )
+    monkeypatch.setattr(sys, "argv", ["pending.py", "--jobs", "jobs.yaml", "c", "a"])
+    pending.main()
+    assert [line for line in capsys.readouterr().out.splitlines() if "begun" in line] == ["begun: c", "begun: a"]
+
+
 def test_the_commands_that_are_checked_in_are_bash() -> None:
     for one in pending.read(pending.LIST):
         for command in one.commands:
