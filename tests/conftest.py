@@ -1,6 +1,7 @@
 """Fixtures shared by all tests: a small text, and runs of a model that trains in a second."""
 
 import gc
+import logging
 import os
 import signal
 import subprocess
@@ -127,6 +128,13 @@ def flex_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(library, "_validate_device", lambda *_: None)
     monkeypatch.setattr(production, "_compiled_flex", lambda: library.flex_attention)
+
+
+@pytest.fixture
+def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hydra sets logging up for a run, and with it disables the loggers that are there, for all later tests."""
+    for name in [name for name in logging.root.manager.loggerDict if name.startswith("flashpoint")]:
+        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
 
 
 @pytest.fixture

@@ -5,7 +5,9 @@ What is missing here costs time and nothing else.
 
 # ruff: noqa: F401
 import atexit
+import copy
 import gc
+import importlib
 import io
 import os
 import sys
@@ -22,7 +24,11 @@ import tokenizers.implementations
 import torch._dynamo.utils
 import torch._inductor.config  # by torch.use_deterministic_algorithms
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_repository import ConfigRepository  # noqa: TID251
 from hydra._internal.hydra import Hydra  # noqa: TID251
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.plugins.config_source import ConfigResult
 from matplotlib.figure import Figure
 
 import flashpoint.cli.diagnose
@@ -36,15 +42,48 @@ import flashpoint.lab.cli.loss
 import flashpoint.lab.cli.series
 import flashpoint.lab.cli.survival
 import flashpoint.lab.deviation.engines
+import flashpoint.lab.replay
 import flashpoint.lab.report.page
 import flashpoint.lab.report.terminal_curves
 import flashpoint.lab.training.execution
 from flashpoint.lab.cli.composition import store_schema
 
-# The first composition finds Hydra's plugins and fills its parser's caches.
+CONFIGS = Path(__file__).parent.parent / "configs"
+_load, _parse = ConfigRepository.load_config, OverridesParser.parse_rule
+_read: dict[tuple[tuple[str, ...], str], ConfigResult | None] = {}
+_parsed: dict[str, Override] = {}
+
+
+def _key(repository: ConfigRepository, config_path: str) -> tuple[tuple[str, ...], str]:
+    return tuple(source.path for source in repository.sources), config_path
+
+
+def _note(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+    for path in [config_path, *(f"{file.parent.name}/{file.stem}" for file in CONFIGS.glob("*/*.yaml"))]:
+        if _key(self, path) not in _read:
+            _read[_key(self, path)] = _load(self, path)
+    return _load(self, config_path)
+
+
+def _load_once(self: ConfigRepository, config_path: str) -> ConfigResult | None:
+    return _read.pop(_key(self, config_path), None) or _load(self, config_path)
+
+
+def _parse_once(self: OverridesParser, s: str, rule_name: str) -> Any:
+    return copy.copy(_parsed[s]) if rule_name == "override" and s in _parsed else _parse(self, s, rule_name)
+
+
+# The first composition finds Hydra's plugins and fills its parser's caches. A fork takes each file once as it is read
+# here, and as it is parsed here what most runs are given.
 store_schema()
-with initialize_config_dir(str(Path(__file__).parent.parent / "configs"), version_base="1.3"):
-    compose("train", ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"])
+ConfigRepository.load_config = _note  # type: ignore[method-assign]
+with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+    given = ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"]
+    compose("train", given, return_hydra_config=True)
+tiny = importlib.import_module("tests.conftest").TINY  # whose imports no type checker is to follow
+_parsed.update({text: OverridesParser.create().parse_override(text) for text in tiny})
+ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
+OverridesParser.parse_rule = _parse_once  # type: ignore[method-assign]
 
 # Hydra composes all of it once more to look for hydra.mode, which only the command line or files of the user's can set.
 _look_for_mode = Hydra.get_mode

@@ -1,7 +1,6 @@
 """A sweep in this process, one after the other."""
 
 import functools
-import logging
 import signal
 import weakref
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from tests.records import write_run
 
 Task = Callable[[DictConfig], None]
 SWEEP = "of_this_test"
+pytestmark = pytest.mark.usefixtures("logging_as_before")
 
 
 @pytest.fixture(autouse=True)
@@ -44,13 +44,6 @@ def composed() -> DictConfig:
     composition.store_schema()
     with initialize_config_dir(str(CONFIGS), version_base=composition.VERSION):
         return compose(composition.CONFIG, ["experiment=laptop"], return_hydra_config=True)
-
-
-@pytest.fixture(autouse=True)
-def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hydra sets logging up for a run, and with it disables the loggers that are there, for all later tests."""
-    for name in [name for name in logging.root.manager.loggerDict if name.startswith("flashpoint")]:
-        monkeypatch.setattr(logging.getLogger(name), "disabled", False)
 
 
 def launch(task: Task, runs_dir: Path, runs: int = 3, *shared: str) -> None:

@@ -61,6 +61,7 @@ def test_a_name_that_no_run_has_is_refused_without_a_composition(arguments: list
     assert str(error.value).startswith(told)
 
 
+@pytest.mark.usefixtures("logging_as_before")
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "told"),

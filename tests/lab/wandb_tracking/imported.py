@@ -9,6 +9,7 @@ os.environ["WANDB_ERROR_REPORTING"] = "false"  # read as it is imported
 
 import opentelemetry.exporter.otlp.proto.http.metric_exporter
 import pandas
+import requests
 import wandb.apis.public
 import wandb.cli.cli
 import wandb.sdk.artifacts._internal_artifact
