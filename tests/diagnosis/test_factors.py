@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from flashpoint.cli.diagnose_advice import FIXED, MATH, advice, exchange_for, suspects
+from flashpoint.cli.diagnose_advice import FIXED, MATH, Exchange, advice, exchange_for, suspects
 from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
@@ -174,15 +174,17 @@ def test_no_attention_is_advised_that_refuses_the_call(form: dict[str, Any], exc
     diagnosis = diagnose(call_of(by_position(faulty_attention(Fault("delta_bias", size=1e-2))), along_out(5)))
     call = dataclasses.replace(diagnosis.call, form=dataclasses.replace(diagnosis.call.form, **form))
     diagnosis = dataclasses.replace(diagnosis, call=call)
-    assert exchange_for([diagnosis]) == exchange
-    told = "".join(advice({kind}, "", exchange) for kind in ("gradients_off", "dropped_tile", "nonfinite"))
+    found = exchange_for([diagnosis])
+    assert found.attention == exchange
+    told = "".join(advice({kind}, "", found) for kind in ("gradients_off", "dropped_tile", "nonfinite"))
     assert ("flash_fp32" in told, "sdpa:math" in told) == (exchange == FIXED, exchange == MATH)
 
 
 def test_a_rounding_alone_is_not_said_to_be_wrong_unless_a_users_function_shows_it() -> None:
-    assert "computes something wrong" not in advice({"coarse_rounding"}, "", FIXED)
-    assert "own:capped" in advice({"coarse_rounding"}, "own:capped", FIXED)
-    assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "", FIXED)
+    exchange = Exchange(FIXED, stabilizes=True)
+    assert "computes something wrong" not in advice({"coarse_rounding"}, "", exchange)
+    assert "own:capped" in advice({"coarse_rounding"}, "own:capped", exchange)
+    assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "", exchange)
 
 
 @pytest.mark.parametrize("name", CLEAN)
