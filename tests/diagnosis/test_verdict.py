@@ -1,6 +1,7 @@
 """Attentions with a planted fault are named; the ones without are not accused."""
 
 import dataclasses
+import functools
 import math
 
 import pytest
@@ -15,7 +16,8 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import probe
 from flashpoint.diagnosis.verdict import diagnose, measured
-from flashpoint.drop_in import attention
+from flashpoint.drop_in import attention, variant_of
+from flashpoint.numerics.choices import NEAREST
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, attention_with_fused_exponent, by_position, call_of, inputs
 
 WITHOUT_THE_ATTENTION = {
@@ -209,6 +211,16 @@ def test_a_switched_off_row_is_found() -> None:
         kinds = {found.kind for found in diagnose(call_of(function, tensors), function).findings}
         assert ("dead_rows" in kinds) is expected
         assert not kinds & {"out_rows", "gradients_off"}
+
+
+@pytest.mark.parametrize("wrong", ["grad_q", "grad_k", "grad_v"])
+def test_rounded_scores_hide_no_gradient_that_is_off(wrong: str) -> None:
+    """Rounding S makes gradients err about as much as O does, and not a hundred times as much."""
+    rounds = dataclasses.replace(variant_of("flash_fp32"), scores=NEAREST)
+    call = call_of(by_position(functools.partial(attention, variant=rounds)), inputs(seed=4, factor=3))
+    assert "gradients_off" not in {one.kind for one in diagnose(call).findings}
+    found = diagnose(dataclasses.replace(call, **{wrong: getattr(call, wrong) * 2.5})).findings
+    assert [one.heads for one in found if one.kind == "gradients_off"] == [(1, 2, 3, 4)]
 
 
 def test_sequences_without_loss_do_not_hide_a_gradient_that_is_off() -> None:

@@ -18,6 +18,7 @@ from flashpoint.diagnosis.finding import (
     beyond_rounding,
     by_cap,
     explained,
+    explained_gradient,
     fp32_error,
     mean_and_margin,
 )
@@ -305,8 +306,11 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
     ):
         if rows.count.name in measures and (heads := measures[rows.count.name].sum(0) > 0).any():
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0) & ~explained(measures)
-            heads &= beyond_rounding(measures) & ~factors.account if what == "O" else ~lost & ~factors.of_scores
+            heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0)
+            if what == "O":
+                heads &= beyond_rounding(measures) & ~explained(measures) & ~factors.account
+            else:
+                heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores
             if heads.any():
                 first = int(measures[rows.first.name][:, heads].clamp_min(0).amin()) + 1
                 last = int(measures[rows.last.name][:, heads].amax()) + 1
@@ -315,7 +319,7 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
         if error.name not in measures:
             continue
-        spared = explained(measures) | lost | factors.of_scores
+        spared = explained_gradient(measures, together[error.name]) | lost | factors.of_scores
         if what != "dQ":
             spared = spared.unflatten(0, (-1, groups)).any(-1).repeat_interleave(groups)
         heads = (together[error.name] > _rounding(measures, what).mean(0)) & ~spared
@@ -335,7 +339,7 @@ def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | N
     )
     off = over_sequences(measures)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
-    heads &= (off > _rounding(measures, "dQ").mean(0)) & ~explained(measures) & ~underflows(measures)
+    heads &= (off > _rounding(measures, "dQ").mean(0)) & ~explained_gradient(measures, off) & ~underflows(measures)
     if not heads.any():
         return None
     errs, normal = (float(x[heads].max()) for x in (noise, of_out))
@@ -343,7 +347,7 @@ def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | N
         f"dQ is off by {float(off[heads].mean()):.1%}, along PK, as by a wrong δ: its error is {errs:.1e} of |dO||O| "
         f"in the root mean square, where the rounding of O makes {normal:.1e}"
     )
-    return finding("gradients_off", heads, text)
+    return dataclasses.replace(finding("gradients_off", heads, text), beyond_rounding=True)
 
 
 def _largest(values: Tensor) -> tuple[int, int]:
