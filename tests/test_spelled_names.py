@@ -5,6 +5,8 @@ import functools
 import re
 from collections.abc import Iterator
 
+import pytest
+
 from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.runs.metric_table import METRICS
 from tests.conftest import REPOSITORY
@@ -36,6 +38,7 @@ FILES = (
 SUBFOLDERS = {"checkpoints", "weights", "captures", "branches", "report", "comparison", "figures", "wandb_id"}
 
 
+@pytest.mark.slow
 def test_no_other_module_spells_a_name() -> None:
     """Neither alone nor in a message."""
     names = re.compile(rf"\b({'|'.join((METRICS.keys() | MEASURES.keys()) - OTHER_MEANINGS.keys())})\b")

@@ -76,6 +76,7 @@ def line_by_line(monkeypatch: pytest.MonkeyPatch, expected: torch.dtype = torch.
     return module, f"{module.__name__}:attend"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_a_named_function_with_a_bias_and_arguments_by_name(monkeypatch: pytest.MonkeyPatch, compiled: bool) -> None:
     module, word = line_by_line(monkeypatch)

@@ -211,6 +211,7 @@ def test_a_step_that_is_not_observed_names_the_pass_and_what_gradients_show(
     assert birth.lasting
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [4, 500])
 @pytest.mark.parametrize(("place", "value"), [("forward O 2", math.nan), ("backward q 2", math.nan), ("", 0.0)])
 def test_a_watch_after_the_optimizer_blames_what_one_before_it_does(

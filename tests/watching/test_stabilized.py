@@ -131,6 +131,7 @@ def test_multihead_attention_has_fp16_inside_in_every_step(tmp_path: Path, order
     assert F.scaled_dot_product_attention is original
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [*ORDERS, ("watch",)])
 @pytest.mark.parametrize("kind", ["fused", "multihead", "named"])
 def test_a_capture_tells_whether_its_attention_has_fp16_inside(

@@ -17,6 +17,8 @@ from torch import Tensor
 
 from flashpoint.errors import UserError
 
+_WITHOUT_ATTENTION = {"mpmath", "numpy", "scipy", "sympy"}
+"""Packages that import no attention, and have a third of the names in a process."""
 _NAMES = (("q", "query"), ("k", "key"), ("v", "value"))
 
 
@@ -73,7 +75,8 @@ def _module(name: str) -> ModuleType:
 def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
     """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
     wanted = id(function)  # to look for it in each module first is the faster search: there are thousands of them
-    modules = [module for module in sys.modules.values() if isinstance(module, ModuleType)]
+    names = [name for name in list(sys.modules) if name.partition(".")[0] not in _WITHOUT_ATTENTION]
+    modules = [module for name in names if isinstance(module := sys.modules.get(name), ModuleType)]
     having = [module for module in modules if wanted in map(id, list(vars(module).values()))]
     return [(module, name) for module in having for name, value in list(vars(module).items()) if value is function]
 

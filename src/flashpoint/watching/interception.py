@@ -8,6 +8,7 @@ import functools
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -84,6 +85,9 @@ class CallMode(TorchFunctionMode):
         forget_ended()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # The watch's own operations come here, too: nearly all of them leave at once.
+        if not isinstance(func, FunctionType) and func is not _SDPA and func is not torch.dropout:
+            return func(*args, **(kwargs or {}))
         kwargs = kwargs or {}
         if func is F.multi_head_attention_forward:  # of nn.MultiheadAttention: inside, no mode sees calls
             packed = kwargs.get("in_proj_weight", args[5] if len(args) > 5 else None)
