@@ -226,6 +226,22 @@ def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
         assert one.equal(other)
 
 
+def test_of_a_second_block_it_does_not_say_that_no_attention_was_called(capfd: pytest.CaptureFixture[str]) -> None:
+    torch._dynamo.reset()
+    compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)
+    for _ in range(2):
+        with flashpoint.stabilize(MODEL) as told:
+            found = passes(compiled, given=inputs(1e6))
+    assert (told.clamped, told.called) == (1, True)
+    assert "no attention in BF16" not in capfd.readouterr().err
+    with flashpoint.stabilize(MODEL) as told:
+        assert all(map(torch.equal, found, passes(causal, given=inputs(1e6))))
+    with flashpoint.stabilize(MODEL) as told:
+        pass
+    assert not told.called
+    assert "no attention in BF16" in capfd.readouterr().err
+
+
 def test_it_counts_on_where_the_backward_pass_is_under_autocast() -> None:
     given = inputs()
     given[0][0, 0, 0, 0] = 1e5

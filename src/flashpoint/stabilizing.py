@@ -26,6 +26,8 @@ from flashpoint.watching.left_out import is_transformed
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
 _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
+_CALL = 1 << 32
+"""What a call adds to a count, above all that tensors add."""
 _AT_ONCE = 3 * 64
 """Tensors of eager mode that are counted by one sum."""
 _open: list[Stabilized] = []
@@ -33,7 +35,8 @@ _open: list[Stabilized] = []
 
 
 class _Count:
-    """Counts on each device, of three tensors a call, what their largest magnitudes tell. The host does not wait.
+    """Counts calls on each device, and of three tensors a call what their largest magnitudes tell. The host does not
+    wait.
 
     Args:
         judge: takes the magnitudes [calls, 3], and returns what counts of each call: bool [calls, …].
@@ -49,8 +52,17 @@ class _Count:
             self._counted[device], self._largest[device] = torch.zeros((), dtype=torch.int64, device=device), []
             torch._dynamo.mark_static_address(self._counted[device])  # a CUDA graph may then add to it
 
-    def __int__(self) -> int:
-        """The host waits for it."""
+    @property
+    def judged(self) -> int:
+        """What counts of the tensors; the host waits for it."""
+        return self._whole() % _CALL
+
+    @property
+    def calls(self) -> int:
+        """Calls; the host waits for it."""
+        return self._whole() // _CALL
+
+    def _whole(self) -> int:
         for device, largest in self._largest.items():
             if largest:
                 self._add_kept(device, largest)
@@ -79,7 +91,8 @@ class _Count:
             self._add(device, torch.stack(largest))
 
     def _add(self, device: torch.device, largest: Tensor) -> None:
-        self._counted[device].add_(self._judge(largest.view(-1, 3)).sum())
+        of_calls = largest.view(-1, 3)
+        self._counted[device].add_(self._judge(of_calls).sum() + _CALL * len(of_calls))
 
 
 def _overflows(largest: Tensor) -> Tensor:
@@ -93,7 +106,7 @@ class Stabilized:
 
     Attributes:
         open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
-        names: of the attentions that were computed in FP16.
+        names: of the attentions that were computed in FP16; of compiled ones, if they were compiled in the block.
         looked_at: names of functions of which it is known that they learn nothing but their arguments.
     """
 
@@ -115,12 +128,17 @@ class Stabilized:
 
         A call that activation checkpointing repeats counts twice.
         """
-        return int(self._beyond)
+        return self._beyond.judged
 
     @property
     def overflowed(self) -> int:
         """The backward passes of attentions in which dQ or dK became infinite or NaN, and dV did not."""
-        return int(self._overflowed)
+        return self._overflowed.judged
+
+    @property
+    def called(self) -> bool:
+        """Whether an attention was computed in FP16. A model that an earlier block compiled gives no name."""
+        return bool(self.names) or self._beyond.calls > 0
 
     def count(self, *tensors: Tensor) -> None:
         """Count q, k and v."""
@@ -359,7 +377,7 @@ def _note(name: str) -> None:
 def _tell(told: Stabilized) -> None:
     if sys.exc_info()[0] is not None:
         return
-    if not told.names:
+    if not told.called:
         notify(
             "stabilize: no attention in BF16 was called that it knows. Turn autocast to BF16 on, call PyTorch's "
             "scaled_dot_product_attention as an attribute of its module, or name another as functions=['MODULE:NAME']"
