@@ -130,7 +130,8 @@ def _compiled_flex() -> Any:
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, bool, float | None], tuple[Tensor, Tensor]]
-"""q, k, v [B, T, H, d], whether it is causal, and α, to O [B, T, H, d] and L [B, H, T] float32."""
+"""q, k, v [B, T, H, d], any strides, whether it is causal, and α, to O [B, T, H, d] and L [B, H, T] float32, both
+contiguous."""
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """dO, q, k, v, O, L, the gradient of L [B, H, T] float32 or None, whether it is causal, and α, to dQ, dK, dV."""
 
@@ -145,7 +146,6 @@ def _opaque(name: str, forward: Forward, backward: Backward) -> Call:
 
     @torch.library.custom_op(f"flashpoint::{name}_fwd", mutates_args=())
     def fwd(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
-        q, k, v = (x.contiguous() for x in (q, k, v))
         return forward(q, k, v, is_causal, scale)
 
     @fwd.register_fake
@@ -184,8 +184,9 @@ def _opaque_backward(name: str, backward: Backward) -> Backward:
         is_causal: bool,
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_out, q, k, v, out = (x.contiguous() for x in (grad_out, q, k, v, out))
-        return backward(grad_out, q, k, v, out, logsumexp, grad_logsumexp, is_causal, scale)
+        grads = backward(grad_out, q, k, v, out, logsumexp, grad_logsumexp, is_causal, scale)
+        grad_q, grad_k, grad_v = (x.contiguous() for x in grads)  # a library may give them the layout of its input
+        return grad_q, grad_k, grad_v
 
     @bwd.register_fake
     def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
@@ -228,6 +229,7 @@ def _xformers_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: f
     from xformers.ops import LowerTriangularMask, memory_efficient_attention_forward_requires_grad
 
     bias = LowerTriangularMask() if is_causal else None
+    q, k, v = (x.contiguous() for x in (q, k, v))
     out, logsumexp = memory_efficient_attention_forward_requires_grad(q, k, v, bias, scale=scale)
     return out, logsumexp[..., : q.shape[1]].contiguous()  # its CUTLASS kernel pads it
 
@@ -246,6 +248,7 @@ def _xformers_backward(
     from xformers.ops import LowerTriangularMask, memory_efficient_attention_backward
 
     bias = LowerTriangularMask() if is_causal else None
+    grad_out, q, k, v, out = (x.contiguous() for x in (grad_out, q, k, v, out))
     grads = memory_efficient_attention_backward(grad_out, out, logsumexp, q, k, v, bias, scale=scale)
     return grads[0], grads[1], grads[2]
 
