@@ -386,6 +386,6 @@ def _tell(told: Stabilized) -> None:
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")
     if overflowed := told.overflowed:
         notify(
-            f"stabilize: {overflowed:,} backward passes of attentions made dQ or dK infinite, as FP16 does where k or "
-            "q are large; normalise q and k, or train without stabilize"
+            f"stabilize: {overflowed:,} backward pass{'es' * (overflowed > 1)} of attentions made dQ or dK infinite, "
+            "as FP16 does where k or q are large; normalise q and k, or train without stabilize"
         )

@@ -163,6 +163,18 @@ def test_fp16_inside_is_advised_once_also_without_tensors(attentions: str, advis
     assert ("flashpoint.stabilize(" in found[0].note) == advised
 
 
+@pytest.mark.parametrize("name", ["mine", "mine with FP16 inside"])
+@pytest.mark.parametrize("spoiled", ["q", "grad_q"])
+def test_of_nan_where_fp16_is_inside_its_overflow_is_told(tmp_path: Path, spoiled: str, name: str) -> None:
+    call = captured(Fault("none"))
+    tensor = getattr(call, spoiled).clone()
+    tensor[0, 1, 3] = torch.nan
+    dataclasses.replace(call, attention=name, **{spoiled: tensor}).write(tmp_path / "layer-03.safetensors")
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
+    assert "a number is not finite" in told.splitlines()[0]
+    assert ("With FP16 inside dQ and dK overflow" in told) == (name != "mine")
+
+
 def test_a_wrong_backward_pass_in_all_heads_is_not_taken_for_a_design(tmp_path: Path) -> None:
     """O is right: no soft cap or window leaves it so."""
     call = captured(Fault("none"))

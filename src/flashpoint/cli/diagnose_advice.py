@@ -65,6 +65,10 @@ _GIVEN = (
 )
 _MADE = "--attention flash_fp32 tells whether another kernel returns NaN or infinity on the same inputs, too."
 """What to do about NaN and infinity, which the attention was given or made."""
+_INSIDE = (
+    "With FP16 inside dQ and dK overflow where k or q are large: normalise q and k, or train without "
+    "flashpoint.stabilize, which counts such backward passes and tells at the end of its block."
+)
 _ALONE = {
     "fp16_underflow": "Scale the loss (torch.amp.GradScaler) or train in BF16: FP16 holds no smaller gradients.",
     "other_scores": (
@@ -98,11 +102,13 @@ class Exchange(NamedTuple):
         stabilizes: whether :func:`flashpoint.stabilize` may help: the calls are of BF16, and have no FP16 inside, and
             δ may be biased by the rounding of O.
         named: whether it has to be told of a function.
+        stabilized: whether it has changed them.
     """
 
     attention: str
     stabilizes: bool
     named: bool = False
+    stabilized: bool = False
 
     @property
     def remedy(self) -> str:
@@ -152,7 +158,9 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
         and (one.probed or not one.call.has_fp16_inside)
         and not any(found.beyond_rounding for found in one.findings)
     ]
-    return Exchange(_attention_for(of), bool(stabilizes), any(":" in one.call.attention for one in stabilizes))
+    named = any(":" in one.call.attention for one in stabilizes)
+    stabilized = any(one.call.has_fp16_inside and not one.probed for one in of)
+    return Exchange(_attention_for(of), bool(stabilizes), named, stabilized)
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:
@@ -276,9 +284,10 @@ def advice(
         return exchange.advice
     kinds.discard("sink")
     if "fp16_overflow" in kinds:
-        return "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
+        return _INSIDE if exchange.stabilized else "FP16 ends at 65,504: train in BF16, and hold scores in FP32."
     meant = bool(suspected) and kinds == {"coarse_rounding"}  # what is no softmax can look so
-    alone = {**_ALONE, "nonfinite": _of_nonfinite(inherited)}
+    of_nonfinite = _of_nonfinite(inherited)
+    alone = {**_ALONE, "nonfinite": f"{of_nonfinite} {_INSIDE}" if exchange.stabilized else of_nonfinite}
     if len(kinds) == 1 and not meant and (told := alone.get(min(kinds))):
         return _called_anew(told, exchange)
     if suspected:
