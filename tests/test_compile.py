@@ -55,10 +55,12 @@ IN_TURN: list[tuple[str, dict[str, object]]] = [
     ("flash_exact_rowsum", {}),
     ("flash_bf16", {"layers": (2,), "heads": (1,), "elsewhere": variant_of("flash_exact_rowsum")}),
     ("flash_fixed", {}),
+    ("flash_bf16", {"delta": "out_fp32"}),
     ("flash_bf16", {"shift_keys": "sequence"}),
     ("sdpa", {}),
 ]
-"""The fourth saves another tensor, the fifth has operations in front, the last calls PyTorch: graphs of their own."""
+"""The fourth saves an int8, the first three nothing. The fifth saves a float32, the sixth has operations in front, the
+last calls PyTorch: graphs of their own."""
 
 
 @pytest.fixture
@@ -101,8 +103,8 @@ def test_runs_of_one_process_share_a_graph_and_compute_what_is_uncompiled(
             results.append((int(step.checksum()), step.result.tolist()))
         assert results[0] == results[1], name
         steps.append((step, results[1]))
-    assert compiled == [1, 0, 0, 1, 1, 1]
-    for step, expected in (steps[0], steps[-1], steps[1]):  # others have been called since
+    assert compiled == [1, 0, 0, 0, 1, 1, 1]
+    for step, expected in (steps[0], steps[-1], steps[1], steps[3]):  # others have been called since
         step.restart(0)
         step(tokens, 1e-2)
         step(tokens, 1e-2)

@@ -23,6 +23,7 @@ from flashpoint.numerics.ops import (
     index_of,
     kernels_for,
     name_for_op,
+    name_for_output,
     noise_key,
 )
 from flashpoint.numerics.production import ScoreMod, each_head, production_attention
@@ -61,11 +62,10 @@ def attention(
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
             k, v = each_head(q, k), each_head(q, v)
+            alpha = q.shape[-1] ** -0.5 if scale is None else scale
             if is_eager(q, k, v):
-                alpha = q.shape[-1] ** -0.5 if scale is None else scale
                 return _called_directly(q, k, v, seed_and_step, variant.key, layer, causal, alpha)
-            kept = flash_fwd(q, k, v, variant, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale)
-            return kept[0]
+            return flash_fwd_op(q, k, v, seed_and_step, name_for_output(variant.key), layer, causal, alpha)[0]
         if front.delta != "out":
             from flashpoint.numerics import outside_delta  # few variants ask for it
 

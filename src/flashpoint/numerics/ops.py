@@ -62,8 +62,16 @@ def _disabled(implementation: Callable[..., Any]) -> Callable[..., Any]:
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what :func:`forward_pass` does; takes a variant's key, or its :func:`graph_name`."""
-    return forward_pass(q, k, v, seed_and_step, _named(variant), layer, causal, scale)
+    """Return what :func:`forward_pass` does; takes a variant's key, or its :func:`graph_name`.
+
+    By the name of a graph that models share, the third is never empty. It is uninitialised where the variant saves
+    nothing there: the compiler keeps a graph for tensors of one size.
+    """
+    choices = _named(variant)
+    out, logsumexp, saved, centered = forward_pass(q, k, v, seed_and_step, choices, layer, causal, scale)
+    if _has_stand_in(variant, choices, layer, q):
+        saved = by_token(q, _STAND_IN)
+    return out, logsumexp, saved, centered
 
 
 def forward_pass(
@@ -109,8 +117,11 @@ def flash_bwd_op(
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd_op`."""
+    choices = _named(variant)
+    if _has_stand_in(variant, choices, layer, q):
+        out_for_delta = q.new_empty(0, dtype=dtype_of_saved([]))
     saved = (out, logsumexp, out_for_delta, centered)
-    return backward_pass(grad_out, q, k, v, saved, seed_and_step, _named(variant), layer, causal, scale)
+    return backward_pass(grad_out, q, k, v, saved, seed_and_step, choices, layer, causal, scale)
 
 
 def backward_pass(
@@ -196,6 +207,10 @@ def _share_of(share: slice, *tensors: Tensor) -> list[Tensor]:
 
 _KEYS: dict[str, str] = {}
 """Of variants by their name in graphs. A name keeps its meaning for as long as a graph can have it."""
+_SHARED = "shared: "
+"""What the names begin with in graphs that models share."""
+_STAND_IN = torch.int8
+"""The dtype of what ``flash_fixed`` saves for δ: it and the variants that save nothing share a graph."""
 
 
 def forget_graphs() -> None:
@@ -240,11 +255,12 @@ def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Calla
     """
     global _shared  # noqa: PLW0603
     key = variant.key
-    whole_of = None if of is None or not _SHARES_GRAPHS else (_form_of_results(key), of)
+    form = _form_of_results(key, shared=True)
+    whole_of = None if of is None or not _SHARES_GRAPHS else (form, of)
     # One that had to compile anew differs in more: PyTorch compiles a function so many times only.
     if _shared is None or whole_of is None or _shared.of != whole_of or _shared.compilations > 1:
         forget_graphs()
-        _shared = _Graph(whole_of, graph_name(key))
+        _shared = _Graph(whole_of, graph_name(key) if whole_of is None else _SHARED + form)
     graph = _shared
 
     def kept(guards: Sequence[Any]) -> list[bool]:
@@ -276,15 +292,19 @@ def graph_name(key: str) -> str:
 
 
 @lru_cache(maxsize=256)
-def _form_of_results(key: str) -> str:
-    """Return what decides the dtypes of the forward pass's results, and which are empty, in every layer."""
+def _form_of_results(key: str, shared: bool = False) -> str:
+    """Return what decides the dtypes of the forward pass's results, and which are empty, in every layer.
+
+    Args:
+        shared: of the op's results in a graph that models share.
+    """
     variant = variant_from_key(key)
     if variant.elsewhere is None:
         like = torch.empty(1, 1, 1, 16, dtype=torch.bfloat16, device="meta")
-        results = _saved_like(like, variant, layer=1)
+        results = _op_results_like(like, variant, _SHARED if shared else "", layer=1)
         return ", ".join(str(result.dtype).removeprefix("torch.") if result.numel() else "none" for result in results)
     both = (dataclasses.replace(variant, elsewhere=None, layers=None, heads=None), variant.elsewhere)
-    forms = dict.fromkeys(_form_of_results(one.key) for one in both)
+    forms = dict.fromkeys(_form_of_results(one.key, shared) for one in both)
     where = f" by layers {variant.layers} and heads {variant.heads}" if len(forms) > 1 else ""
     return " or ".join(forms) + where
 
@@ -298,6 +318,13 @@ def name_for_op(key: str) -> str:
     """Return what a call hands to the ops for a variant's key."""
     # A program that is exported runs where no variant has a graph's name, or another one.
     return key if _is_exporting() else graph_name(key)
+
+
+@torch.compiler.assume_constant_result
+def name_for_output(key: str) -> str:
+    """Return :func:`name_for_op` of a call that takes nothing but O: of the graph that models share, if this is it."""
+    name = _shared.name if _shared else ""
+    return name if name.startswith(_SHARED) and _KEYS.get(name) == key else name_for_op(key)
 
 
 def _named(word: str) -> AttentionVariant:
@@ -365,11 +392,25 @@ def _saved_like(q: Tensor, variant: AttentionVariant, layer: int) -> tuple[Tenso
     )
 
 
+def _has_stand_in(word: str, choices: AttentionVariant, layer: int, q: Tensor) -> bool:
+    """Whether the third result of the forward op is one that nobody reads."""
+    return word.startswith(_SHARED) and all(group.saved_out == "none" for group, _ in choices.groups(layer, q.shape[1]))
+
+
+def _op_results_like(
+    q: Tensor, choices: AttentionVariant, word: str, layer: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return uninitialised results of the forward op, called with a word for the variant."""
+    out, logsumexp, saved, centered = _saved_like(q, choices, layer)
+    stand_in = _has_stand_in(word, choices, layer, q)
+    return out, logsumexp, by_token(q, _STAND_IN) if stand_in else saved, centered
+
+
 @torch.library.register_fake("flashpoint::flash_fwd")
 def _(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _saved_like(q, _named(variant), layer)
+    return _op_results_like(q, _named(variant), variant, layer)
 
 
 @torch.library.register_fake("flashpoint::flash_bwd")
