@@ -226,6 +226,23 @@ def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
         assert one.equal(other)
 
 
+def test_a_block_begins_again_as_autocast_does(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen, block = seen_dtypes(monkeypatch), flashpoint.stabilize(MODEL)
+    for _ in range(2):
+        with block as told:
+            passes(causal)
+            with block as inner:
+                passes(causal)
+            assert inner is told
+            passes(causal)
+        assert told.names == {"scaled_dot_product_attention"}
+        passes(causal)
+    assert seen == 2 * [*3 * [torch.float16], torch.bfloat16]
+    assert capfd.readouterr().err.count("has FP16 inside") == 1
+
+
 def test_of_a_second_block_it_does_not_say_that_no_attention_was_called(capfd: pytest.CaptureFixture[str]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)

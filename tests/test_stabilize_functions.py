@@ -221,6 +221,8 @@ def test_a_block_that_nobody_begins_is_told(capfd: pytest.CaptureFixture[str]) -
 
 
 def test_what_is_no_model_or_no_function_is_refused() -> None:
+    with pytest.raises(TypeError, match="functions='math:exp': give a list"):
+        flashpoint.stabilize(MODEL, functions="math:exp")
     with pytest.raises(TypeError, match="Module"), flashpoint.stabilize(causal):  # type: ignore[arg-type]
         pass
     with (

@@ -107,10 +107,12 @@ class Stabilized:
     Attributes:
         open: whether the block has not ended. What has kept an attention of the block has the usual one afterwards.
         names: of the attentions that were computed in FP16; of compiled ones, if they were compiled in the block.
+        announced: names of which a line has told, as of a block that began before.
         looked_at: names of functions of which it is known that they learn nothing but their arguments.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, announced: set[str]) -> None:
+        self.announced = announced
         self._beyond = _Count(lambda largest: largest > FP16_MAX)
         self._overflowed = _Count(_overflows)
         self.open = True
@@ -158,17 +160,21 @@ def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
 
 
 class _Block(contextlib.AbstractContextManager[Stabilized]):
-    """A block of :func:`stabilize`, which tells where nobody begins it."""
+    """A block of :func:`stabilize`, which may begin again after its end; it tells where nobody begins it."""
 
-    def __init__(self, inside: contextlib.AbstractContextManager[Stabilized]) -> None:
-        self._inside, self._began = inside, False
+    def __init__(self, begin: Callable[[], contextlib.AbstractContextManager[Stabilized]]) -> None:
+        self._begin, self._began = begin, False
+        self._inside: list[contextlib.AbstractContextManager[Stabilized]] = []
 
     def __enter__(self) -> Stabilized:
         self._began = True
-        return self._inside.__enter__()
+        inside = self._begin()
+        told = inside.__enter__()
+        self._inside.append(inside)
+        return told
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._inside.__exit__(*error)
+        return self._inside.pop().__exit__(*error)
 
     def __del__(self) -> None:
         if not self._began:
@@ -198,25 +204,27 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> contextlib.
             they learn has to be an argument, too; an eager call of another one raises ValueError.
 
     Returns:
-        The block, which yields what counts so far.
+        The block, which yields what counts so far. It may begin again after its end, and counts anew.
 
     Raises:
         ValueError: a function is not there.
-        TypeError: ``model`` is none.
+        TypeError: ``model`` is none, or ``functions`` no list.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"model is {type(model).__name__}: give the model, a torch.nn.Module")
+    if isinstance(functions, str) or not isinstance(functions, Sequence):
+        raise TypeError(f"functions={functions!r}: give a list of MODULE:NAME")
     try:
         named = [NamedFunction.of(word) for word in functions]
     except UserError as error:
         raise ValueError(str(error)) from None
-    return _Block(_stabilized(model, named))
+    return _Block(functools.partial(_stabilized, model, named, set[str]()))
 
 
 @contextlib.contextmanager
-def _stabilized(model: nn.Module, named: Sequence[NamedFunction]) -> Iterator[Stabilized]:
+def _stabilized(model: nn.Module, named: Sequence[NamedFunction], announced: set[str]) -> Iterator[Stabilized]:
     outer = bool(_open)
-    told = _open[0] if outer else Stabilized()
+    told = _open[0] if outer else Stabilized(announced)
     told.count_on(x.device for x in (*model.parameters(), *model.buffers()))
     with contextlib.ExitStack() as entered:
         inside = _sdpa(told)
@@ -369,8 +377,9 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
 def _note(name: str) -> None:
     """Note, and tell once, that an attention is computed in FP16; of a compiled one, when it is compiled."""
     (told,) = _open  # no compiler takes it as a constant argument
-    if name not in told.names:
-        told.names.add(name)
+    told.names.add(name)
+    if name not in told.announced:
+        told.announced.add(name)
         notify(f"stabilize: {name} has FP16 inside")
 
 
