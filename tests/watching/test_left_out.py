@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
-from tests.watching.loops import Block, loop, plain
+from tests.watching.loops import Block, Pair, loop, plain
 
 
 class With(Block):
@@ -171,3 +171,21 @@ def test_nested_tensors_are_refused_in_words(tmp_path: Path, capsys: pytest.Capt
     (reason,) = loop(tmp_path, Nested(32, 32)).manifest.not_recorded
     assert "nested" in reason
     assert "failed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("thaws", [True, False])
+def test_layers_that_are_trained_later_are_told_to_have_no_norms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], thaws: bool
+) -> None:
+    model = Pair()
+    model.first.requires_grad_(not thaws)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number == 2:
+            model.requires_grad_()
+        plain(model, number, watched)
+
+    run = loop(tmp_path, model, step)
+    told = "2 attentions are trained, and norms of W_Q and W_K are logged of the 1 that"
+    assert capsys.readouterr().err.count(told) == thaws
+    assert run.columns["w_q_spectral_norm"][1].shape[0] == (1 if thaws else 2)

@@ -210,6 +210,12 @@ class Observer:
             self.projections = by_metric(found)
             if len(self.projections) < 2:
                 self._notices.warn(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
+        known = max(map(len, (self.projections or {}).values()), default=0)
+        if 0 < known < len(trained):
+            self._notices.warn(
+                f"{len(trained)} attentions are trained, and norms of W_Q and W_K are logged of the {known} that were "
+                "trained at first: no early warning comes of the others; end this watch and begin another one"
+            )
 
     def _tell_left_out(self, interceptor: Interceptor, calls: Sequence[AttentionCall], trained: int) -> None:
         """Tell and note why attentions and gradients are not recorded, as far as they are not."""
