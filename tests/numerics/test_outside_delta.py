@@ -62,7 +62,7 @@ class FA4:
         causal: bool, *, deterministic: bool, dlse: Tensor | None,
     ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
         assert deterministic
-        assert all(x.is_contiguous() for x in (q, k, v, out, dout, lse))
+        assert all(x.stride(-1) == 1 for x in (q, k, v, out, dout, lse))  # it copies what it cannot read
         assert dlse is not None
         assert dlse.dtype == lse.dtype == torch.float32
         groups = q.shape[2] // k.shape[2]
@@ -75,7 +75,7 @@ class FA4:
         self.grad_scores = grad_scores
         grads = grad_scores @ k_, grad_scores.mT @ q_, probs.mT @ g
         grads = (grads[0], *(x.unflatten(1, (-1, groups)).sum(2) for x in grads[1:]))
-        return tuple(x.to(q.dtype).transpose(1, 2).contiguous() for x in grads)  # type: ignore[return-value]
+        return tuple(x.to(q.dtype).transpose(1, 2) for x in grads)  # type: ignore[return-value]
 
 
 @pytest.fixture
