@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -64,9 +64,20 @@ class ChainWriter:
         Raises:
             OSError: the record could not be written.
         """
-        values = _VALUES.pack(loss, grad_norm, state)
-        digest = blake2b(self._digest + values, digest_size=8).digest()
-        append_whole(self._file, values + digest)
+        self.append_all([(loss, grad_norm, state)])
+
+    def append_all(self, of_steps: Iterable[tuple[float, float, int]]) -> None:
+        """Fold in loss, gradient norm and checksum of the next steps.
+
+        Raises:
+            OSError: the records could not be written; then none is.
+        """
+        digest, records = self._digest, b""
+        for step in of_steps:
+            values = _VALUES.pack(*step)
+            digest = blake2b(digest + values, digest_size=8).digest()
+            records += values + digest
+        append_whole(self._file, records)
         self._digest = digest
 
     def sync(self) -> None:

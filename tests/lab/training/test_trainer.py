@@ -202,6 +202,37 @@ def test_a_resumed_run_that_is_stopped_keeps_its_last_validation(runs: Runs) -> 
     assert again.val_step == 6
 
 
+@pytest.mark.parametrize("stops_at", [None, 8])
+def test_what_is_written_beside_the_next_step_is_what_would_be_written_before_it(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, stops_at: int | None
+) -> None:
+    """As on a GPU: also where a run is stopped, at each checkpoint, and in the verdict."""
+    settings = ("train.log_interval=3", "checkpoints.interval=4", "train.eval_interval=5")
+    outcomes, chains, lines, order = [], [], [], list[str]()
+    for beside in (False, True):
+        monkeypatch.setattr(trainer, "_computes_beside", lambda _, beside=beside: beside)
+        stops = Stops(stops_at) if stops_at is not None else Silent()
+        outcomes.append(runs.train(f"run_name={beside}", *settings, listeners=[stops]))
+        folder = RunFolder(runs.folder / str(beside))
+        chains.append(folder.chain.read_bytes())
+        found = [{k: v for k, v in line.items() if k != "tokens_per_second"} for line in metrics_of(folder.path)]
+        lines.append(sorted(map(str, found)))
+    assert (outcomes[0].digest, outcomes[0].step) == (outcomes[1].digest, outcomes[1].step)
+    assert chains[0] == chains[1]
+    assert lines[0] == lines[1]
+
+    class Loud(Silent):
+        def logged(self, step: int, metrics: Metrics) -> None:
+            if "loss" in metrics:
+                order.append(f"{step} written")
+
+    step_of = OptimizerStep.__call__
+    monkeypatch.setattr(OptimizerStep, "__call__", lambda *given: (order.append("step"), step_of(*given))[1])
+    runs.train("run_name=order", *settings, "train.steps=6", "checkpoints.interval=0", listeners=[Loud()])
+    written = [f"{step} written" for step in range(6)]
+    assert order == [*["step"] * 4, *written[:3], *["step"] * 2, *written[3:]]
+
+
 def test_a_resumed_run_drops_what_it_has_of_later_steps(runs: Runs) -> None:
     """A run that was measured against it took weights of steps that it had not done again; a damaged checkpoint stayed
     in the place of whole ones.

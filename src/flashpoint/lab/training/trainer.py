@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flashpoint.detector import ExplosionDetector
@@ -88,6 +89,9 @@ class Trainer:
         )
         self._pending_steps: list[int] = []
         self._pending_checksums: dict[int, Tensor] = {}
+        # What was read, and is not in the files yet.
+        self._unwritten: list[tuple[int, dict[str, float]]] = []
+        self._unchained: list[tuple[float, float, int]] = []
         self._ended = False
         """Whether the checkpoint to start from is of the run's last step."""
         if prepared.start.state:
@@ -117,11 +121,13 @@ class Trainer:
                     now, steps = time.perf_counter(), step + 1 - logged
                     rate = steps * train.batch_size * self._config.model.context / (now - started)
                     started, logged = now, step + 1
-                    self._files.log(step, {TOKENS_PER_SECOND.name: rate, **self._memory()})
+                    self._unwritten.append((step, {TOKENS_PER_SECOND.name: rate, **self._memory()}))
                     bar.set_postfix_str(self._status(rate), refresh=False)
                     bar.update(steps)
                     # Not where a stop request made it read early: the run would end before it does undisturbed.
                     last = last or (due and self.detector.last_step is not None and step >= self.detector.last_step)
+                if last or interrupted or not _computes_beside(self._device):
+                    self._write_read()
                 if self._probes:
                     if metrics := self._probes.after_step(step, last=last):
                         self._files.log(step, metrics)
@@ -192,9 +198,12 @@ class Trainer:
             self._files.keep_before(self.detector.onset_step)
 
     def _batch(self, step: int) -> Tensor:
-        """Return this process's windows of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
-        windows = self._order.windows(step)[:, self._ranks.rank]
-        batch = gather_windows(self._tokens.train, windows, self._config.model.context)
+        """Return this process's sequences of a step, [micro-batches, sequences, T + 1] int64, in host memory."""
+        return self._sequences(self._order.windows(step))
+
+    def _sequences(self, windows: NDArray[np.uint32]) -> Tensor:
+        """Return this process's sequences of the windows [micro-batches, ranks, sequences], as :meth:`_batch` does."""
+        batch = gather_windows(self._tokens.train, windows[:, self._ranks.rank], self._config.model.context)
         return batch.pin_memory() if self._device.type == "cuda" else batch
 
     def _look_at_weights(self, steps: int) -> None:
@@ -207,6 +216,7 @@ class Trainer:
     def _checkpoint(self, steps: int) -> None:
         if self._pending_steps:
             self._read_pending()
+        self._write_read()
         of_probes, probes = self._probes.state() if self._probes else ({}, ProbesState(attention={}, sentinel=None))
         state = State(
             step=steps,
@@ -233,6 +243,7 @@ class Trainer:
         self._probes.failed.clear()
 
     def _log_validation(self, step: int) -> None:
+        self._write_read()
         self._val_loss = validation_loss(
             self.model, self._tokens, self._config, self._device, self._optimizer_step.seed_and_step
         )
@@ -240,8 +251,9 @@ class Trainer:
         self._files.log(step, {VALIDATION_LOSS.name: self._val_loss})
 
     def _step(self, step: int) -> None:
-        self._files.tape.append(self._order.windows(step))
-        batch = self._batch(step)
+        windows = self._order.windows(step)
+        self._files.tape.append(windows)
+        batch = self._sequences(windows)
         if self._probes:
             self._probes.before_step(step, batch, self._optimizer_step.seed_and_step)
         self._optimizer_step(batch, learning_rate(step, self._config.train))
@@ -250,31 +262,38 @@ class Trainer:
         interval = self._config.train.checksum_interval
         if interval and (step + 1) % interval == 0:
             self._pending_checksums[step] = self._optimizer_step.checksum()
+        self._write_read()
 
     def _read_pending(self) -> None:
-        """Log, chain and judge the steps since the last read."""
+        """Read and judge the steps since the last read."""
         values = self._pending.tolist()  # waits for the device
         for step, (loss, grad_norm, update_norm) in zip(self._pending_steps, values, strict=False):
             checksum = self._pending_checksums.pop(step, None)
-            self._files.chain.append(loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0)
+            self._unchained.append((loss, grad_norm, int(checksum) % 2**64 if checksum is not None else 0))
             stable = self.detector.onset_step is None
             self.detector.update(step, loss, grad_norm)
             if stable and self.detector.onset_step is not None:
                 self._files.keep_before(self.detector.onset_step)
                 notify(f"step {step:,}: {self.detector.decision}")
             clip = self._config.train.grad_clip
-            self._files.log(
-                step,
-                {
-                    LOSS.name: loss,
-                    GRAD_NORM.name: grad_norm,
-                    UPDATE_NORM.name: update_norm,
-                    CLIP_FACTOR.name: min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
-                    LEARNING_RATE.name: learning_rate(step, self._config.train),
-                },
-            )
+            metrics = {
+                LOSS.name: loss,
+                GRAD_NORM.name: grad_norm,
+                UPDATE_NORM.name: update_norm,
+                CLIP_FACTOR.name: min(clip / (grad_norm + 1e-6), 1.0) if clip else 1.0,  # NaN of NaN
+                LEARNING_RATE.name: learning_rate(step, self._config.train),
+            }
+            self._unwritten.append((step, metrics))
         self._last_loss = values[len(self._pending_steps) - 1][0]
         self._pending_steps.clear()
+
+    def _write_read(self) -> None:
+        """Chain and log what was read: on a GPU with the next step under way, which would wait for it."""
+        if self._unwritten:
+            self._files.chain.append_all(self._unchained)
+            self._files.log_all(self._unwritten)
+            self._unchained.clear()
+            self._unwritten.clear()
 
     def _status(self, rate: float) -> str:
         """Return the loss, rate and the heads whose W_Q grows fastest, for the terminal."""
@@ -292,6 +311,11 @@ class Trainer:
         if self._device.type != "cuda":
             return {}
         return {MEMORY.name: torch.cuda.max_memory_reserved(self._device) / 2**30}
+
+
+def _computes_beside(device: torch.device) -> bool:
+    """Whether a step is queued, and computed while the host goes on."""
+    return device.type == "cuda"
 
 
 @torch.no_grad()

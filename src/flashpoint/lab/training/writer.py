@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Self
 
 from torch import Tensor
@@ -67,8 +67,13 @@ class RunWriter:
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
-        self._metrics.log(step, metrics)
-        self._listeners.logged(step, metrics)
+        self.log_all([(step, metrics)])
+
+    def log_all(self, of_steps: Sequence[tuple[int, Metrics]]) -> None:
+        """Log the metrics of several steps at once."""
+        self._metrics.log_all(of_steps)
+        for step, metrics in of_steps:
+            self._listeners.logged(step, metrics)
 
     def checkpoint_due(self, steps: int, *, now: bool) -> bool:
         """Whether a checkpoint follows when ``steps`` are done; ``now`` where the run is about to end."""
