@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -224,6 +225,32 @@ def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
         assert (told.clamped, told.overflowed) == (0, 0)
     for one, other in zip(eager, compiled, strict=True):
         assert one.equal(other)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])
+def test_pytorchs_causal_bias_is_what_it_is_without(
+    bias: Callable[..., Tensor], dtype: torch.dtype, compiled: bool
+) -> None:
+    """It holds no numbers. Keys before the queries have it close others where it ends at the lower right."""
+    torch._dynamo.reset()
+    lengths = (32, 32) if bias is causal_upper_left else (20, 32)
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(q, k, v, bias(*lengths))
+
+    q, k, v, grad_out = (x.to(dtype) for x in inputs())
+    given = [q[:, :, -lengths[0] :], k, v, grad_out[:, :, -lengths[0] :]]
+    leaves = [x.double().requires_grad_() for x in given[:3]]
+    seen = torch.ones(lengths, dtype=torch.bool).tril(lengths[1] - lengths[0])
+    weights = (leaves[0] @ leaves[1].mT / 4).masked_fill(~seen, -math.inf).softmax(-1)
+    wanted = [weights @ leaves[2], *torch.autograd.grad(weights @ leaves[2], leaves, given[3].double())]
+    function = torch.compile(attend, backend="aot_eager") if compiled else attend
+    with flashpoint.stabilize(MODEL) as told:
+        found = passes(function, given=given)
+    assert told.called == (dtype == torch.bfloat16)
+    assert max(errors(found, wanted)) < (2**-8 if dtype == torch.bfloat16 else 1e-5)
 
 
 def test_a_block_begins_again_as_autocast_does(

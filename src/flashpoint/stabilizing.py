@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import CausalBias
 
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
@@ -298,14 +299,17 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, *more: Any, **options: Any
     ) -> Tensor:
         dtype = _dtype_of(query, key, value)
+        # It holds no numbers, and knows PyTorch's attention by being what F has now: this function.
+        of_causal_bias = isinstance(attn_mask, CausalBias)
+        call: Callable[..., Tensor] = CausalBias._dispatch if of_causal_bias else original
         if dtype is None or not told.open:
-            return original(query, key, value, attn_mask, *more, **options)
+            return call(query, key, value, attn_mask, *more, **options)
         _note("scaled_dot_product_attention")
         told.count(query, key, value)
-        biases = () if attn_mask is None or attn_mask.dtype == torch.bool else (attn_mask,)
+        biases = () if attn_mask is None or of_causal_bias or attn_mask.dtype == torch.bool else (attn_mask,)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
-            return original(q, k, v, mask, *more, **options)
+            return call(q, k, v, mask, *more, **options)
 
         out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, seen=told.count_gradients)
         return out

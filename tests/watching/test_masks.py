@@ -8,7 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 
+from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.watching.captures import read_calls
 from flashpoint.watching.interceptor import Interceptor
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop
@@ -125,3 +128,21 @@ def test_a_dropout_that_is_not_seen_is_told_with_its_remedy_and_that_no_warning_
     told = capsys.readouterr().err
     assert ("attn_pdrop=0.0" in told) == ("no early warning comes" in told) == (not recorded)
     assert ("w_q_spectral_norm" in (run.folder.metrics.read_text() if run.folder else "")) == recorded
+
+
+@pytest.mark.parametrize(
+    ("bias", "queries"), [(causal_upper_left, 12), (causal_upper_left, 7), (causal_lower_right, 7)]
+)
+def test_pytorchs_causal_bias_is_recorded_as_the_mask_that_it_is(
+    tmp_path: Path, bias: Callable[..., Tensor], queries: int
+) -> None:
+    """It holds no numbers: what lay in its memory was taken for a bias."""
+    model = Masked(lambda q, k, v: F.scaled_dot_product_attention(q[:, :, :queries], k, v, bias(queries, 12)))
+    loop(tmp_path, model, captured, steps=2)
+    (call,) = read_calls(tmp_path / "own")
+    offset = 12 - queries if bias is causal_lower_right else 0
+    seen = torch.ones(queries, 12, dtype=torch.bool).tril(offset)
+    assert call.form.bias is None
+    scores = call.form.scores(torch.zeros(4, queries, 12), 0)
+    assert torch.equal(scores > -torch.inf, seen.expand(4, -1, -1))
+    assert not diagnose(call).findings

@@ -110,7 +110,7 @@ class CallMode(TorchFunctionMode):
         return self._sdpa(func, *args, **kwargs)
 
     def _sdpa(self, func: Any, *args: Any, **kwargs: Any) -> Any:
-        given = {**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs}
+        given = _with_plain_mask({**dict(zip(_SDPA_ARGUMENTS, args, strict=False)), **kwargs})
         name = "flashpoint.attention" if "variant" in given else _SDPA.__name__
         keep = partial(self._keep, given)
         return self._interceptor.call(name, func, args, kwargs, keep, draws=bool(given.get("dropout_p")))
@@ -119,6 +119,19 @@ class CallMode(TorchFunctionMode):
         name = _variant_name(given["variant"]) if "variant" in given else "sdpa"
         tensors = {"q": given["query"], "k": given["key"], "v": given["value"], "out": out}
         self._interceptor.keep(name, tensors, partial(_form_of_sdpa, given), in_order=True)
+
+
+def _with_plain_mask(given: dict[str, Any]) -> dict[str, Any]:
+    """Return a call's arguments with a mask in the place of PyTorch's ``CausalBias``, which holds no numbers."""
+    mask, known = (
+        given.get("attn_mask"),
+        sys.modules.get("torch.nn.attention.bias"),
+    )  # loaded, where there is such a one
+    if known is None or not isinstance(mask, known.CausalBias):
+        return given
+    if mask.seq_len_q == mask.seq_len_kv or mask.variant == known.CausalVariant.UPPER_LEFT:
+        return {**given, "attn_mask": None, "is_causal": True}
+    return {**given, "attn_mask": mask._materialize(given["query"].device)}
 
 
 def _form_of_sdpa(given: dict[str, Any], call: SeenCall) -> Form:
