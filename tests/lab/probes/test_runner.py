@@ -1,16 +1,21 @@
 """Probes beside a run: they change nothing, and a user adds one by naming it."""
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
+from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config, ModelConfig, ProbesConfig, TrainConfig
 from flashpoint.lab.model import GPT
-from flashpoint.lab.probes import user_probes
+from flashpoint.lab.probes import observation, user_probes
 from flashpoint.lab.probes.runner import BUILT_IN, ProbeRunner
+from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import read_metrics
@@ -195,3 +200,44 @@ def test_a_failing_probe_costs_the_probe_or_with_strict_a_stop_from_which_the_ru
     assert without.returncode == 0
     assert len(set(digests)) == 1
     assert read_metrics(runs[1].metrics)["a"][0].tolist() == [9]
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        variant_of("flash_bf16"),
+        variant_of("flash_fixed"),
+        dataclasses.replace(variant_of("flash_bf16"), layers=(2,), elsewhere=variant_of("flash_exact_rowsum")),
+    ],
+    ids=lambda variant: variant.name,
+)
+def test_what_an_observation_launches_is_launched_before_the_steps(
+    monkeypatch: pytest.MonkeyPatch, variant: AttentionVariant
+) -> None:
+    """But for the passes of training. Else a GPU would wait at the first observation for the kernels' compilation."""
+    launched = set[tuple[str, AttentionVariant, int]]()
+
+    def noting(name: str) -> Callable[..., Any]:
+        launch = getattr(observation, name)
+
+        def noted(*given: Any, layer: int, **others: Any) -> Any:
+            launched.add((name, given[3], layer))
+            return launch(*given, layer=layer, **others)
+
+        return noted
+
+    for name in ("flash_fwd", "row_statistics"):
+        monkeypatch.setattr(observation, name, noting(name))
+    shape = ModelConfig(n_layer=2, n_head=2, d_model=32, context=16, vocab_size=64)
+    model, key = GPT(shape, variant, 0), torch.tensor([1, 0])
+    observation.launch_kernels(variant, torch.zeros(2, 1, 2, 16, 16, dtype=torch.bfloat16), key)
+    before = launched | {("flash_fwd", variant, layer) for layer in (1, 2)}
+    launched.clear()
+    train = TrainConfig(batch_size=2)
+    runner = ProbeRunner(
+        ProbesConfig(attention=tuple(BUILT_IN), attention_interval=1), model, train, torch.device("cpu"), print
+    )
+    runner.before_step(0, torch.randint(0, 64, (1, 2, 17), generator=torch.Generator().manual_seed(0)), key)
+    assert runner.after_step(0, last=False)
+    assert launched
+    assert launched <= before

@@ -12,6 +12,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 
 from flashpoint.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
 from flashpoint.lab.model import GPT
+from flashpoint.lab.probes.observation import launch_kernels
+from flashpoint.lab.training import step as step_module
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.numerics.variant import AttentionVariant
@@ -125,6 +127,7 @@ def test_beside_muon_embeddings_and_gains_are_adamws() -> None:
 def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """While PyTorch's compiler traces a pattern, it takes calls of modules in every thread for those of the pattern."""
     monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    monkeypatch.setattr(step_module, "kernels_for", lambda *_, **__: True)  # as on a GPU
     config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
     step = OptimizerStep(GPT(MODEL, AttentionVariant(), 0), config, torch.device("cpu"), Ranks())
     threads = set()
@@ -137,6 +140,14 @@ def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_warming_up_changes_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=backend))
+    monkeypatch.setattr(step_module, "kernels_for", lambda *_, **__: True)
+    launched = list[AttentionVariant]()
+
+    def launches(variant: AttentionVariant, like: Tensor, seed_and_step: Tensor) -> None:
+        launch_kernels(variant, like, seed_and_step)
+        launched.append(variant)
+
+    monkeypatch.setattr(step_module, "launch_kernels", launches)
     config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
     batch = torch.randint(0, 300, (1, 2, 9), generator=torch.Generator().manual_seed(0))
     results = []
@@ -147,3 +158,4 @@ def test_warming_up_changes_nothing(monkeypatch: pytest.MonkeyPatch, backend: st
         step(batch, 1e-2)
         results.append([step.result.clone(), *(tensor.clone() for tensor in step.state().values())])
     assert all(torch.equal(cold, warmed) for cold, warmed in zip(*results, strict=True))
+    assert launched == [AttentionVariant()]

@@ -232,6 +232,21 @@ class _InputsOfDelta:
         return (self.seen.probs * self.seen.grad_probs).sum(-1), self.seen.probs.sum(-1)
 
 
+def launch_kernels(variant: AttentionVariant, like: Tensor, seed_and_step: Tensor) -> None:
+    """Launch the kernels of an observation that training does not launch: the first launch compiles them.
+
+    Args:
+        variant: as :func:`analysed` has it.
+        like: a tensor as q is, [L, N, H, T, d], whose values do not matter.
+        seed_and_step: [2] int64.
+    """
+    seen = Observation(
+        variant=variant, x=like, q=like, k=like, v=like, out=like, grad_out=like, grad_q=like,
+        seed_and_step=seed_and_step, w_q=like, update=like,
+    )  # fmt: skip
+    assert len(seen.logsumexp) == len(seen.ones)
+
+
 def analysed(variant: AttentionVariant, precision: Precision) -> AttentionVariant:
     """Return the variant to analyse. For PyTorch's own kernels it is FlashAttention-2's numerics, which they implement,
     with the mantissa bits of the training's precision. In FP32 and TF32 nothing is rounded between their products."""

@@ -16,12 +16,13 @@ from flashpoint.lab.config import Config, TrainConfig
 from flashpoint.lab.cuda_graph import Graphed
 from flashpoint.lab.model import GPT, Block, ShiftingProjection, by_head
 from flashpoint.lab.precision import autocast, linear_dtype, loss_scale
+from flashpoint.lab.probes.observation import analysed, launch_kernels
 from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.lab.training.tensor_files import Form, Forms
-from flashpoint.numerics.ops import compiled
+from flashpoint.numerics.ops import compiled, kernels_for
 from flashpoint.numerics.production import make_ready
-from flashpoint.numerics.variant import in_front, kernel_in
+from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 """Of glibc's malloc.h."""
@@ -48,6 +49,7 @@ class OptimizerStep:
         if not on_gpu:
             _keep_freed_memory()
         self._compiled = train.compiles(device.type)
+        self._is_observed = bool(config.probes.attention) and 0 < config.probes.attention_interval <= train.steps
         self._loss_of: Callable[..., Any] = _compiled(model, config, device) if self._compiled else model
         self._optimizers = Optimizers(model, config, device)
         modules = model.named_modules()
@@ -88,8 +90,11 @@ class OptimizerStep:
                     attentions.append(attention.core.forward)
                 else:
                     make_ready(kernel, self._batch.shape[2] - 1, self._batch.device)
+            observed = analysed(cast(Block, self.model.blocks[0]).attention.core.variant, self._train.precision)
             with ThreadPoolExecutor(1) as beside:
                 kernels = beside.submit(self._compile_kernels, attentions)
+                if self._is_observed:  # else the steps would wait for the first observation, which compiles them
+                    beside.submit(self._compile_observation, observed)
                 self._loss(self._batch[0]).backward()
                 kernels.result()
             self.model.zero_grad(set_to_none=True)
@@ -174,6 +179,16 @@ class OptimizerStep:
             for attention in attentions:
                 out = attention(*by_head(qkv, n_head, n_kv_head), self.seed_and_step)
                 torch.autograd.grad(out, qkv, torch.zeros_like(out))
+
+    @torch.no_grad()
+    def _compile_observation(self, variant: AttentionVariant) -> None:
+        """Launch what the probes launch beside the passes of training, on one sequence: kernels serve any number. What
+        fails here fails once more in the first observation, which tells of it."""
+        of, tokens = self.model.config, self._batch.shape[2] - 1
+        shape = (of.n_layer, 1, of.n_head, tokens, of.head_size)
+        like = torch.zeros(shape, dtype=linear_dtype(self._train.precision), device=self._device)
+        if kernels_for(like[0], variant, layer=1):
+            launch_kernels(variant, like, self.seed_and_step)
 
     def _compute(self) -> None:
         self._backward()
