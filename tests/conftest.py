@@ -59,6 +59,7 @@ def pytest_configure(config: pytest.Config) -> None:
             signal.signal(ignored, signal.default_int_handler)
     os.fsync = lambda fd: None  # no test cuts the power; to wait for the disk takes longer than most tests
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
+        gc.disable()  # imports and collection make a million objects that stay; until pytest_collection_finish
         import torch
 
         if not torch.cuda.is_available():
@@ -86,8 +87,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         from tests import interpreter
 
         interpreter.work_once()
-    gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are selected by their markers

@@ -11,6 +11,8 @@ from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.runs.metric_table import METRICS
 from tests.conftest import REPOSITORY
 
+pytestmark = pytest.mark.slow  # to read all modules, which the tests share
+
 SOURCES = REPOSITORY / "src"
 TABLES = {"flashpoint/runs/metric_table.py", "flashpoint/diagnosis/measure_table.py"}
 OTHER_MEANINGS = {
@@ -38,7 +40,6 @@ FILES = (
 SUBFOLDERS = {"checkpoints", "weights", "captures", "branches", "report", "comparison", "figures", "wandb_id"}
 
 
-@pytest.mark.slow
 def test_no_other_module_spells_a_name() -> None:
     """Neither alone nor in a message."""
     names = re.compile(rf"\b({'|'.join((METRICS.keys() | MEASURES.keys()) - OTHER_MEANINGS.keys())})\b")
