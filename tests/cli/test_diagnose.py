@@ -155,6 +155,19 @@ def test_fp16_inside_is_advised_where_stabilize_would_put_it(
     assert "flash_fixed" in told
 
 
+@pytest.mark.parametrize("name", ["sdpa", "flash_fixed"])
+@pytest.mark.parametrize("size", [0.0, 2e-3])
+def test_what_a_run_has_is_not_advised_to_it(tmp_path: Path, size: float, name: str) -> None:
+    call = dataclasses.replace(captured(Fault("delta_bias", size=size)), attention=name)
+    call.write(tmp_path / "layer-03.safetensors")
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
+    assert ("δ is biased" in told.splitlines()[0]) == (size > 0)
+    assert ("try flash_fixed" in told or "and with flash_fixed" in told) == (name == "sdpa")
+    assert ("flashpoint.stabilize(" in told) == (name == "sdpa" and size > 0)
+    (_, found) = diagnose_tables.delta_tables({3: delta_sample(call)}, attentions=name)
+    assert ("variant='flash_fixed'" in found[0].note) == (name == "sdpa" and size > 0)
+
+
 @pytest.mark.parametrize(("attentions", "advised"), [("sdpa", True), ("sdpa with FP16 inside", False)])
 def test_fp16_inside_is_advised_once_also_without_tensors(attentions: str, advised: bool) -> None:
     samples = {3: delta_sample(captured(Fault("delta_bias", size=2e-3)))}

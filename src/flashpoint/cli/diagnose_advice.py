@@ -103,22 +103,31 @@ class Exchange(NamedTuple):
             δ may be biased by the rounding of O.
         named: whether it has to be told of a function.
         stabilized: whether it has changed them.
+        is_there: whether the calls have this attention already.
     """
 
     attention: str
     stabilizes: bool
     named: bool = False
     stabilized: bool = False
+    is_there: bool = False
 
     @property
     def remedy(self) -> str:
-        """What to train with; empty where no attention takes the calls."""
+        """What to train with; empty where no other attention takes the calls."""
+        if self.is_there:
+            return ""
         inside = self.stabilizes and self.attention == MATH
         return "FP16 inside (flashpoint.stabilize)" if inside else self.attention
 
     @property
     def advice(self) -> str:
         """What to do about a biased δ."""
+        if self.is_there:
+            return (
+                f"{FIXED} takes δ from an O that is not rounded: this bias has another source, or is by chance. "
+                "Diagnose another capture."
+            )
         text = _EXCHANGES[self.attention]
         if not self.stabilizes:
             return _without("flashpoint.stabilize", text)
@@ -160,7 +169,9 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
     ]
     named = any(":" in one.call.attention for one in stabilizes)
     stabilized = any(one.call.has_fp16_inside and not one.probed for one in of)
-    return Exchange(_attention_for(of), bool(stabilizes), named, stabilized)
+    attention = _attention_for(of)
+    is_there = all(one.call.attention == attention and not one.probed for one in of)
+    return Exchange(attention, bool(stabilizes), named, stabilized, is_there)
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:

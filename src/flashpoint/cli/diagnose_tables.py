@@ -143,7 +143,7 @@ def delta_tables(
     unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
-    exchange = Exchange(FIXED, WITH_FP16_INSIDE not in attentions)
+    exchange = Exchange(FIXED, WITH_FP16_INSIDE not in attentions, is_there=attentions == FIXED)
     return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, exchange)
 
 
