@@ -4,9 +4,10 @@
 # AdamW of 8 bits keeps its moments in blocks of 256 numbers, and is to take the steps of AdamW in FP32, which do not
 # depend on a gradient's size. So one may expect steps that are a few percent off. Where one input of a layer is 1,000
 # times as large as the others, so are its weights' gradients. The second moments of the other weights in the block are
-# then a millionth of its largest. torchao rounds them to 0, so that a step is divided by its own gradient alone: it is
-# 60 to 800 times too large, with FP8 from a factor of 300 on. bitsandbytes keeps too large ones: its steps are 4 to 12
-# times too small. Nothing is NaN, and nothing warns. torchao's AdamW4bit stays within a third.
+# then a millionth of its largest. torchao rounds some of them to 0, at a factor of 3,000 most: such a step is divided
+# by its own gradient alone. Steps are 60 to 800 times too large, with FP8 from a factor of 300 on. bitsandbytes makes
+# these moments too large: its steps are 4 to 12 times too small. Nothing is NaN, and nothing warns. torchao's AdamW4bit
+# stays within a third.
 #
 # Seen with torchao 0.18.0, bitsandbytes 0.50.2, torch 2.13.0 and Python 3.11 on a CPU, 2026-11-30. Normal gradients of
 # 32 x 256 weights, seed 1, of which those of the first column are multiplied by a factor. The step of the others, in
