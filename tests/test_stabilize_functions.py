@@ -106,6 +106,30 @@ def test_a_named_function_under_autocast_is_cast_inside_as_without(monkeypatch: 
     assert max(errors(found, exact(bias, causal=False))) < 2**-7
 
 
+def test_what_compilation_under_autocast_leaves_in_bf16_is_told(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """PyTorch compiles the backward pass under the autocast of the forward pass, and casts operands of its products."""
+    module, word = line_by_line(monkeypatch)
+    given = [x.float() for x in inputs()]
+
+    def attend(*qkv: Tensor) -> Tensor:
+        found: Tensor = module.attend(*qkv)
+        return found
+
+    off = {}
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        call = torch.compile(attend, backend="aot_eager", fullgraph=True) if compiled else attend
+        with flashpoint.stabilize(MODEL, functions=[word]):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = call(*(leaves := [x.clone().requires_grad_() for x in given[:3]]))
+            found = [out, *torch.autograd.grad(out, leaves, given[3].to(out.dtype))]
+        off[compiled] = max(errors(found, exact(causal=False))[1:])
+        assert ("it has BF16 in its backward pass" in capfd.readouterr().err) == compiled
+    assert off[True] > 3 * off[False]
+
+
 def test_gradients_of_a_learned_sink_are_scaled_back(monkeypatch: pytest.MonkeyPatch) -> None:
     """One number a head, which a kernel wants in its own dtype."""
     module: Any = types.ModuleType("attention_with_sinks")

@@ -324,7 +324,9 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
         dtype = None if qkv is None else _dtype_of(*(arguments[at] for at in qkv))
         if qkv is None or dtype is None:
             return original(*given, **options)
-        _note(name)
+        query = arguments[qkv[0]]
+        autocast = not query.is_meta and torch.is_autocast_enabled(query.device.type)
+        _note(name, torch.compiler.is_compiling() and autocast)
         told.count(*(arguments[at] for at in qkv))
         beside = [at for at, x in arguments.items() if at not in qkv and isinstance(x, Tensor)]
         biases = [at for at in beside if _is_bias(arguments[at])]
@@ -378,13 +380,19 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
 
 
 @torch.compiler.assume_constant_result
-def _note(name: str) -> None:
-    """Note, and tell once, that an attention is computed in FP16; of a compiled one, when it is compiled."""
+def _note(name: str, in_forward_alone: bool = False) -> None:
+    """Note, and tell once, that an attention is computed in FP16; of a compiled one, when it is compiled.
+
+    Args:
+        in_forward_alone: whether its backward pass is compiled under autocast, too, as PyTorch does with that of a
+            forward pass under autocast: it casts the operands of products to BF16, if no kernel makes them.
+    """
     (told,) = _open  # no compiler takes it as a constant argument
     told.names.add(name)
     if name not in told.announced:
         told.announced.add(name)
-        notify(f"stabilize: {name} has FP16 inside")
+        alone = "; compiled under autocast, it has BF16 in its backward pass, unless a kernel computes that"
+        notify(f"stabilize: {name} has FP16 inside{alone * in_forward_alone}")
 
 
 def _tell(told: Stabilized) -> None:
