@@ -101,6 +101,15 @@ def test_a_control_that_several_rows_are_is_to_be_named(tmp_path: Path) -> None:
     assert "| `flash_bf16` | 3 of 3 | 29 to 100 % | 3 unknown | 50 | none | 0.025 |" in named  # χ² = 5, as by hand
 
 
+def test_a_control_is_called_by_the_word_with_which_one_attention_begins(tmp_path: Path) -> None:
+    changed = "flash_bf16 scores=none"
+    runs = [write_run(tmp_path / f"b{seed}", {"name": changed}, seed=seed, onset=50) for seed in range(3)]
+    runs += [write_run(tmp_path / f"f{seed}", {"name": "flash_fixed"}, seed=seed) for seed in range(3)]
+    assert f"log-rank p against {changed}" in call("survival", *runs, "--control", "flash_bf16").stdout
+    other = write_run(tmp_path / "other", {"name": "flash_bf16 beta=2"}, seed=3)
+    assert f"these runs have {changed}, " in refusal(call("survival", *runs, other, "--control", "flash_bf16"))
+
+
 def test_onsets_are_compared_seed_by_seed(tmp_path: Path) -> None:
     def record(name: str, seed: int, steps: int, onset: int | None = None, **train: float) -> str:
         return write_run(tmp_path / name, {"name": "flash_bf16"}, seed=seed, steps=steps, onset=onset, train=train)

@@ -13,7 +13,7 @@ from flashpoint.errors import tell
 from flashpoint.lab.analysis.lifetimes import grouped, side_by_side
 from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
 from flashpoint.lab.cli.interval_cells import interval, mean
-from flashpoint.lab.cli.shared_options import CONTROL, control_option, refuse_unknown_control, tell_of_texts
+from flashpoint.lab.cli.shared_options import control_among, control_option, refuse_unknown_control, tell_of_texts
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:
@@ -51,9 +51,9 @@ def command(words: tuple[str, ...], at: int | None, control: str | None, form: s
     (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
     """
     runs = ended_runs(words, metrics=True)
-    after, against = at or last_common_step(runs), control or CONTROL
+    after, against = at or last_common_step(runs), control_among(control, runs)
     found = losses_at(after, runs, against)
-    refuse_unknown_control(control, found)
+    refuse_unknown_control(control and against, found)
     show(table(found, after, against), form, provenance(runs))
     tell_of_texts(side_by_side(grouped(runs)), "loss")
     if len(found) > 1 and not any(len(losses.differences) for losses in found):

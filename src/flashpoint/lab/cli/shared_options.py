@@ -66,6 +66,16 @@ def control_option(what: str) -> Callable[[Any], Any]:
     return click.option("--control", metavar="ATTENTION", help=f"The attention to {what}.  [default: {CONTROL}]")
 
 
+def control_among(asked: str | None, runs: Sequence[Run]) -> str:
+    """Return the control: ``asked``, or where no run has it the only attention that begins with that word.
+
+    On a CPU ``flash_bf16`` is ``flash_bf16 scores=none out_unnormalized=none``.
+    """
+    names = {run.variant for run in runs}
+    alike = [name for name in names if asked == name.split(maxsplit=1)[0]]
+    return alike[0] if asked not in names and len(alike) == 1 else asked or CONTROL
+
+
 def attention_names(groups: Iterable[Lifetimes | Losses]) -> list[str]:
     """Return what a control can be called: the variants of the groups, and their labels."""
     return list(dict.fromkeys(name for group in groups for name in (group.variant, group.label)))

@@ -23,7 +23,7 @@ from flashpoint.lab.analysis.lifetimes import (
 from flashpoint.lab.analysis.ratios import onset_ratios, pairs
 from flashpoint.lab.analysis.response import responses
 from flashpoint.lab.cli.shared_options import (
-    CONTROL,
+    control_among,
     control_option,
     figure_option,
     refuse_given,
@@ -132,9 +132,9 @@ def _tokenised_alike(run: Run, control: Run) -> bool:
 
 
 def _against_control(runs: Sequence[Run], asked: str | None, severe: bool, out: Path | None, form: str) -> None:
-    members, control = grouped(runs), asked or CONTROL
+    members, control = grouped(runs), control_among(asked, runs)
     groups = by_variant(members)
-    refuse_unknown_control(asked, groups)
+    refuse_unknown_control(asked and control, groups)
     lasting = {key: lasting_of(own) for key, own in members.items()} if is_shown(LASTING) else {}
     severities = {key: severity(own) for key, own in members.items()} if severe else None
     usual = " ".join(f"{name}={value}" for name, value in usual_settings(runs).items())
