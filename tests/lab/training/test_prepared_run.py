@@ -2,8 +2,6 @@
 
 import contextlib
 import multiprocessing
-import subprocess
-import sys
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
@@ -18,7 +16,6 @@ from flashpoint.lab.training import plan
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.prepared_run import PreparedRun, prepare_run
 from flashpoint.lab.training.step import OptimizerStep
-from tests.conftest import REPOSITORY, TINY
 
 
 def built(text_file: Path, root: Path, monkeypatch: pytest.MonkeyPatch, *, begun: bool = False) -> PreparedRun:
@@ -73,33 +70,3 @@ def test_another_process_that_dies_is_told_in_one_line(
     monkeypatch.setattr(SpawnProcess, "start", killed)
     with pytest.raises(UserError, match="the process that prepared the data died"):
         built(text_file, tmp_path, monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("compiles", [False, True])
-def test_a_run_imports_the_compiler_before_it_makes_a_step_and_only_to_compile(
-    text_file: Path, tmp_path: Path, compiles: bool
-) -> None:
-    """In a process of its own: others' imports last."""
-    program = f"""
-import sys
-from flashpoint.lab.training import execution, prepared_run
-from tests.composed import configured
-
-class Seen(Exception):
-    pass
-
-def looks(*_):
-    raise Seen("torch._inductor.compile_fx" in sys.modules)
-
-prepared_run.OptimizerStep = looks
-try:
-    execution.run(configured(*{TINY!r}, *sys.argv[1:]))
-except Seen as seen:
-    print(seen)
-"""
-    own = (f"data.path={text_file}", f"data.root={tmp_path}", f"runs_dir={tmp_path}", f"train.compile={compiles}")
-    done = subprocess.run(
-        [sys.executable, "-c", program, *own], cwd=REPOSITORY, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.split() == [str(compiles)]

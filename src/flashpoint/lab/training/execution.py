@@ -28,7 +28,6 @@ from flashpoint.lab.training.remarks import (
 )
 from flashpoint.lab.training.run_description import describe_run, note_resumption
 from flashpoint.lab.training.start import checkpoints_before
-from flashpoint.lab.training.step import begin_import_of_compiler
 from flashpoint.lab.training.trainer import LoopResult, Trainer
 from flashpoint.lab.training.writer import RunWriter
 from flashpoint.listeners import Listener, Listeners
@@ -51,16 +50,14 @@ def run(config: Config, listeners: Sequence[Listener] = (), data: Callable[[], D
         UserError: data, tape, checkpoints, folder or device are not what the configuration needs, or memory is full.
     """
     existing = RunFolder.open(config.resume, config.runs_dir) if config.resume else None
-    device = usable_device(config)
-    compiler = begin_import_of_compiler() if config.train.compiles(device.type) else None
-    ranks, device = join(device)
+    ranks, device = join(usable_device(config))
     try:
         with contextlib.ExitStack() as held:
             if existing and ranks.first:
                 held.enter_context(existing.locked())
             plan = settle(config, existing, ranks, device)
             tell_what_kind_of_run(plan.config, device)
-            prepared = prepare_run(plan, data, compiler)
+            prepared = prepare_run(plan, data)
             tell_of_a_small_corpus(prepared.plan.config, len(prepared.tokens.train))
             tell_of_a_long_compilation(prepared.compile_seconds)
             ranks.wait()  # until all have read what the first will now write to

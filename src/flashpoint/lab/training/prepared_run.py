@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -59,14 +58,11 @@ class PreparedRun:
     compile_seconds: float
 
 
-def prepare_run(
-    plan: Plan, data: Callable[[], DataConfig] | None = None, compiler: threading.Thread | None = None
-) -> PreparedRun:
+def prepare_run(plan: Plan, data: Callable[[], DataConfig] | None = None) -> PreparedRun:
     """Prepare the data, make the model, and check them against the tape.
 
     Args:
         data: what :func:`.preparing` yielded, where another process has begun to prepare them; None where none has.
-        compiler: what :func:`.begin_import_of_compiler` returned; None where it was not called.
 
     Raises:
         UserError: data, tape, checkpoints or probes are not what the configuration needs, or a kernel does not fit the
@@ -84,8 +80,6 @@ def prepare_run(
             needed = RunSize.of_config(config, plan.device.type, ranks.world)
             capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
         model.to(plan.device)  # where it may not fit
-        if compiler:
-            compiler.join()
         optimizer_step = OptimizerStep(model, config, plan.device, ranks)
         started = time.perf_counter()
         with refusing_too_large(config.attn, plan.device), without_collection():

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import importlib
 import math
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
@@ -238,23 +235,6 @@ class OptimizerStep:
         self._optimizers.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
-
-
-def begin_import_of_compiler() -> threading.Thread:
-    """Import PyTorch's compiler in a thread, which is to be joined before a step is made. Most of it is waiting for
-    files, and other work waits for other things: a device, Git, the data."""
-    importlib.import_module("torch._inductor.config")  # which PyTorch's settings import: not two threads at a time
-    thread = threading.Thread(target=_import_compiler, daemon=True)
-    thread.start()
-    return thread
-
-
-def _import_compiler() -> None:
-    with contextlib.suppress(Exception):  # a compilation fails by it, too, and says so
-        importlib.import_module("torch._inductor.compile_fx")
-        from torch._inductor.async_compile import maybe_warm_pool
-
-        maybe_warm_pool()  # whose processes import PyTorch, and are asked for kernels only when they have
 
 
 def _keep_freed_memory() -> None:
