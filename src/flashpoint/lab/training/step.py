@@ -188,7 +188,8 @@ class OptimizerStep:
         shape = (of.n_layer, 1, of.n_head, tokens, of.head_size)
         like = torch.zeros(shape, dtype=linear_dtype(self._train.precision), device=self._device)
         if kernels_for(like[0], variant, layer=1):
-            launch_kernels(variant, like, self.seed_and_step)
+            with torch.cuda.device_of(like):  # a thread begins on the first device
+                launch_kernels(variant, like, self.seed_and_step)
 
     def _compute(self) -> None:
         self._backward()
