@@ -125,6 +125,8 @@ class Reader:
             reason = next((reason for part, reason in NOT_RUN.items() if part in after_installation), None)
             if "torchrun" in command and torch.cuda.device_count() == 1:
                 reason = "needs two GPUs, or none"
+            if "attn=flex" in command and not torch.cuda.is_available():
+                reason = "needs a GPU"
             started = time.perf_counter()
             ended = f"not run: {reason}" if reason else self._type(after_installation, whole)
             seconds = "" if reason else f"{time.perf_counter() - started:.1f}"
