@@ -28,8 +28,9 @@ that scores or dQ have a factor, that O errs beyond rounding. Of a diagnosis of 
 many: the bound is over heads, so that a layer is judged alike alone and beside others."""
 _MOST = 10_000
 """Degrees of freedom; with more of them the quantile of a ratio of variances changes by less than a tenth."""
-_OF_GRADIENTS = 8.0
-"""Times O's error: what a gradient's may be where rounded scores account for both."""
+_OF_GRADIENTS, _OF_ANY_SCORES = 8.0, 0.2
+"""What the error of a gradient may be where rounded scores account for it: so many times O's, and so much at least. A
+dV that nearly cancels erred by 0.05, eleven times as much as O."""
 FEW = 3
 """Different sequences without which nothing is said of δ."""
 
@@ -123,11 +124,11 @@ def explained_gradient(measures: Measures, error: Tensor) -> Tensor:
     """Return the heads [H] in which a gradient's relative error [H] may follow from what :func:`explained` names.
 
     Rounded scores make gradients err about as O does. In 6,000 right calls of ``scripts/faults/fuzz_calls.py`` those
-    that erred by more than 20 % did so at most 2.8 times as much as O.
+    that erred by more than :data:`_OF_ANY_SCORES` did so at most 2.8 times as much as O.
     """
     of_out = measures[table.OUT_ERROR.name].square().mean(0).sqrt()
     dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
-    return explained(measures) & (dead | (error <= _OF_GRADIENTS * of_out))
+    return explained(measures) & (dead | (error <= (_OF_GRADIENTS * of_out).clamp_min(_OF_ANY_SCORES)))
 
 
 def standard_errors(count: int, heads: int) -> float:
