@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 import yaml
 from torch._dynamo.utils import counters
 
+import flashpoint
 from flashpoint.drop_in import variant_of
 from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.model import GPT
@@ -130,6 +131,37 @@ def test_a_compiled_step_shifts_keys_by_the_running_mean_of_the_uncompiled_one(m
             step(tokens, 1e-2)
         results[compiles].append((int(step.checksum()), step.result.tolist()))
     assert results[False] == results[True]
+
+
+@pytest.mark.slow
+def test_a_graph_of_the_users_own_keeps_its_variant_beside_those_that_models_share() -> None:
+    """Also where it has the variant of the model that was called last."""
+    torch.compiler.reset()
+    compiled = functools.partial(torch.compile, backend="aot_eager")
+    rows = torch.randn(3, 1, 2, 24, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+
+    def grads(call: Callable[..., torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        q, k, v = (x.clone().requires_grad_() for x in rows)
+        return torch.autograd.grad(call(q, k, v).square().sum(), (q, k, v))
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return flashpoint.attention(q, k, v, variant="flash_bf16", is_causal=True)
+
+    def train(name: str) -> None:
+        variant, model = variant_of(name), dataclasses.replace(CONFIG, vocab_size=257)
+        train = TrainConfig(batch_size=2, compile=True)
+        config = Config(model=model, attn=variant, train=train, data=DataConfig(vocab_size=257))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch, "compile", compiled)
+            step = OptimizerStep(GPT(model, variant, 0), config, torch.device("cpu"), Ranks())
+            step(torch.randint(0, 31, (1, 2, 25), generator=torch.Generator().manual_seed(0)), 1e-2)
+
+    wanted = grads(attend)
+    train("flash_bf16")
+    own = compiled(attend)
+    for _ in range(2):
+        assert all(map(torch.equal, grads(own), wanted))
+        train("flash_exact_rowsum")
 
 
 @pytest.mark.slow

@@ -237,6 +237,8 @@ class _Graph:
     name: str
     """What it calls the variant."""
     compilations: int = 0
+    is_called: bool = False
+    """Whether a model is: what compiles later, and what is exported, has names of its own."""
 
 
 _shared: _Graph | None = None
@@ -274,8 +276,11 @@ def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Calla
         if _shared is not graph:  # PyTorch would take the graph that there is now: no guard looks at the variant
             forget_graphs()
             _shared, graph.compilations = graph, 0
-        _KEYS[graph.name] = key
-        return whole(*arguments)
+        _KEYS[graph.name], graph.is_called = key, True
+        try:
+            return whole(*arguments)
+        finally:
+            graph.is_called = False
 
     return call
 
@@ -323,7 +328,7 @@ def name_for_op(key: str) -> str:
 @torch.compiler.assume_constant_result
 def name_for_output(key: str) -> str:
     """Return :func:`name_for_op` of a call that takes nothing but O: of the graph that models share, if this is it."""
-    name = _shared.name if _shared else ""
+    name = _shared.name if _shared and _shared.is_called else ""
     return name if name.startswith(_SHARED) and _KEYS.get(name) == key else name_for_op(key)
 
 
