@@ -11,9 +11,11 @@ from torch import Tensor
 pytest.importorskip("triton")
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flashpoint.numerics import launch
+from flashpoint.numerics import kept_launch
+from flashpoint.numerics.kept_launch import KeptLaunch
 
 CHOICES = {"D": 16, "CAUSAL": True, "num_warps": 4}
+BLOCKS = [[1, 1, 16, 16], [1, 1, 32, 16]]
 
 
 class Compiled:
@@ -46,14 +48,14 @@ class Kernel:
 
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
-    monkeypatch.setattr(launch, "CompiledKernel", Compiled)
+    monkeypatch.setattr(kept_launch, "CompiledKernel", Compiled)
     return Kernel()
 
 
 def as_triton_takes(given: Any) -> Any:
     """Return what the driver reads of an argument."""
     if isinstance(given, TensorDescriptor):
-        fields = {name: value for name, value in vars(given).items() if name != "base"}
+        fields = {name: value for name, value in vars(given).items() if name != "base"} | {"type": type(given)}
         return given.base.data_ptr(), given.base.flatten().tolist(), fields
     return given.data_ptr() if isinstance(given, Tensor) else given
 
@@ -67,11 +69,11 @@ def tensors(odd: bool = False) -> tuple[list[Tensor], list[Tensor]]:
 @pytest.mark.parametrize("odd", [False, True])
 def test_the_second_launch_has_the_arguments_of_a_first_one(kernel: Kernel, odd: bool) -> None:
     """A tensor that the copy engine cannot read is copied each time."""
-    once = launch._Launch(kernel, 6, (16, 32), CHOICES)
+    once = KeptLaunch(kernel, 6, BLOCKS, CHOICES)
     once(*tensors(odd), 32, 1)
     (x, y), written = tensors(odd)
     once((x, y), written, 32, 2)
-    anew = launch._Launch(kernel, 6, (16, 32), CHOICES)
+    anew = KeptLaunch(kernel, 6, BLOCKS, CHOICES)
     anew((x, y), written, 32, 2)
     (kept,) = kernel.compiled.launches
     _, wanted = kernel.looked_up
@@ -85,7 +87,7 @@ def test_the_second_launch_has_the_arguments_of_a_first_one(kernel: Kernel, odd:
 
 @pytest.mark.parametrize("other", ["dtype", "strides", "alignment", "shape"])
 def test_what_triton_tells_apart_is_no_launch_that_was_kept(kernel: Kernel, other: str) -> None:
-    once = launch._Launch(kernel, 6, (16, 32), CHOICES)
+    once = KeptLaunch(kernel, 6, BLOCKS, CHOICES)
     read, written = tensors()
     once(read, written, 32, 1)
     x, y = read

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -10,12 +10,11 @@ from typing import Any
 import torch
 import triton
 from torch import Tensor
-from triton.compiler import CompiledKernel
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
 from flashpoint.numerics.deltas import dtype_of_saved
+from flashpoint.numerics.kept_launch import KeptLaunch, readable
 from flashpoint.numerics.layout import by_token
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
@@ -201,67 +200,13 @@ def flash_bwd_dkdv(
 def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | None = None) -> Tensor:
     """Compute K − mean_T(K) of the heads that centre keys, in a pass of its own; other heads keep K."""
     B, H, T, d = k.shape
-    k, _ = _readable(k)
+    k, _ = readable(k)
     centered = by_token(k, k.dtype)
     center_keys_kernel[(B * H,)](
         k, centered, selected, *k.stride()[:3], H, T,
         D=d, BT=_CHUNK_ELEMENTS // d, CENTERS=centers, ELSEWHERE=elsewhere, enable_fp_fusion=False,
     )  # fmt: skip
     return centered
-
-
-class _Launch:
-    """Launches of a kernel whose choices stay. What Triton made of the first is kept for all like it: to find it again
-    takes Triton's own launch longer than all else that the host does for a call.
-
-    Args:
-        programs: of the grid.
-        blocks: the tokens that the copy engine reads at a time of each of the first tensors.
-        choices: the compile-time arguments, and Triton's options.
-    """
-
-    def __init__(self, kernel: Any, programs: int, blocks: Sequence[int], choices: dict[str, Any]) -> None:
-        self._kernel, self._grid, self._blocks, self._choices = kernel, (programs, 1, 1), blocks, choices
-        self._kept: dict[tuple[object, ...], tuple[Callable[..., None], list[_Form], list[Any]]] = {}
-
-    def __call__(self, read: Sequence[Tensor], pointed_at: Sequence[Tensor], *numbers: int) -> None:
-        """Launch with tensors that descriptors read, those that the kernel has pointers to, and always the same numbers
-        but for those that Triton does not specialise for."""
-        addresses = [x.data_ptr() for x in pointed_at]
-        like: list[object] = []  # what Triton, and who makes a descriptor, tells apart
-        for x in read:
-            like += x.dtype, x.shape, x.stride(), x.data_ptr() % 16
-        for x, address in zip(pointed_at, addresses, strict=True):
-            like += x.dtype, address % 16 == 0
-        if kept := self._kept.get(tuple(like)):
-            run, forms, constants = kept
-            run(*map(_descriptor, read, forms), *addresses, *numbers, *constants)
-            return
-        tensors, strides = zip(*map(_readable, read), strict=True)
-        first = [
-            TensorDescriptor(x, list(x.shape), list(of), [1, 1, tokens, x.shape[-1]])
-            for x, of, tokens in zip(tensors, strides, self._blocks, strict=True)
-        ]
-        compiled = self._kernel[self._grid](*first, *pointed_at, *numbers, **self._choices)
-        if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
-            names = self._kernel.arg_names[len(first) + len(pointed_at) + len(numbers) :]
-            forms = [
-                (x is not given, {name: of for name, of in vars(one).items() if name != "base"})
-                for given, x, one in zip(read, tensors, first, strict=True)
-            ]
-            self._kept[tuple(like)] = compiled[self._grid], forms, [self._choices[name] for name in names]
-
-
-_Form = tuple[bool, dict[str, Any]]
-"""Of a descriptor that Triton checked: whether its tensor had to be copied, and all but the tensor."""
-
-
-def _descriptor(x: Tensor, form: _Form) -> TensorDescriptor:
-    """Return the descriptor of a tensor that lies in memory as one whose descriptor was checked."""
-    copied, fields = form
-    descriptor = TensorDescriptor.__new__(TensorDescriptor)
-    vars(descriptor).update(fields, base=_readable(x)[0] if copied else x)
-    return descriptor
 
 
 @dataclass(frozen=True)
@@ -282,11 +227,11 @@ class _Plan:
     blocks: int
     """Of queries, in the pass that makes dQ."""
     side_by_side: int
-    forward: _Launch
-    statistics: _Launch
+    forward: KeptLaunch
+    statistics: KeptLaunch
     """The forward pass that counts, too (:func:`row_statistics`)."""
-    grad_q: _Launch
-    grad_kv: _Launch
+    grad_q: KeptLaunch
+    grad_kv: KeptLaunch
 
 
 @lru_cache(maxsize=1024)
@@ -303,20 +248,24 @@ def _plan(
     groups = variant.groups(layer, H)
     variants = [chosen for chosen, _ in groups]
     tiles = tiles_of(None if INTERPRETED else chip, d)
-    blocks = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
+    tokens_of_block = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
     sizes, sizes_q, sizes_kv = tiles.forward, tiles.grad_q, tiles.grad_kv
-    bk = max(16, min(sizes.bk, *blocks))
+    bk = max(16, min(sizes.bk, *tokens_of_block))
     choices = _choices(groups, layer, d, causal, scale)
     forward = {
         "D": d, "BQ": sizes.bq, "BK": bk,
-        **_choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in blocks]),
+        **_choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in tokens_of_block]),
         "PAIRS": not INTERPRETED and capability(chip) >= PAIRS_FROM, **launch_options(sizes),
     }  # fmt: skip
     in_one_pass = any(chosen.corrects_in_one_pass for chosen in variants)
     grad_q = {"D": d, "BQ": sizes_q.bq, "BK": sizes_q.bk, **choices, **launch_options(sizes_q, in_one_pass)}
     grad_kv = {"D": d, "BQ": sizes_kv.bq, "BK": sizes_kv.bk, **choices, **launch_options(sizes_kv)}
-    of_queries = sizes.bq, bk, bk
     programs = triton.cdiv(T, sizes.bq) * B * H
+    side_by_side = max(1, GROUP_BYTES // (4 * T * d))  # the heads whose K and V stay in L2 together
+
+    def blocks_of(*tokens: int) -> list[list[int]]:
+        return [[1, 1, some, d] for some in tokens]
+
     return _Plan(
         returns_fp32=any(chosen.returns_fp32 for chosen in variants),
         saves_another=any(chosen.saved_out != "none" for chosen in variants),
@@ -329,19 +278,19 @@ def _plan(
         no_drift=torch.empty(0, dtype=torch.float32, device=device),
         tiles=tiles,
         blocks=triton.cdiv(T, sizes_q.bq),
-        side_by_side=max(1, GROUP_BYTES // (4 * T * d)),  # the heads whose K and V stay in L2 together
-        forward=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": False}),
-        statistics=_Launch(flash_fwd_kernel, programs, of_queries, {**forward, "STATISTICS": True}),
-        grad_q=_Launch(
+        side_by_side=side_by_side,
+        forward=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": False}),
+        statistics=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": True}),
+        grad_q=KeptLaunch(
             flash_bwd_dq_kernel,
             triton.cdiv(T, sizes_q.bq) * B * H,
-            (sizes_q.bq, sizes_q.bk, sizes_q.bk, sizes_q.bk, sizes_q.bq),
+            blocks_of(sizes_q.bq, sizes_q.bk, sizes_q.bk, sizes_q.bk, sizes_q.bq),
             grad_q,
         ),
-        grad_kv=_Launch(
+        grad_kv=KeptLaunch(
             flash_bwd_dkdv_kernel,
             triton.cdiv(T, sizes_kv.bk) * B * H,
-            (sizes_kv.bq, sizes_kv.bk, sizes_kv.bk, sizes_kv.bq),
+            blocks_of(sizes_kv.bq, sizes_kv.bk, sizes_kv.bk, sizes_kv.bq),
             grad_kv,
         ),
     )
@@ -361,35 +310,6 @@ def _choices(
         for (variant, _), tiles in zip(groups, tiles_per_block, strict=False)
     ]
     return {"C": chosen[0], "ELSEWHERE": chosen[1] if len(chosen) > 1 else None}
-
-
-def _readable(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """Return a tensor as the copy engine can read it, and the strides that it reads it by.
-
-    It is copied if its rows are not contiguous or strides and address no multiples of 16 bytes.
-    """
-    strides = _strides_to_read(x.shape, x.stride())
-    if strides is None or x.data_ptr() % 16:
-        x = x.clone(memory_format=torch.contiguous_format)  # also of one that only its address keeps from being read
-        strides = _strides_to_read(x.shape, x.stride())
-    assert strides is not None
-    return x, strides
-
-
-@lru_cache(maxsize=4096)
-def _strides_to_read(shape: torch.Size, strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the strides with those of dimensions of size 1 replaced, which mean nothing; None of what has to be
-    copied."""
-    meant = [stride for size, stride in zip(shape[:-1], strides[:-1], strict=True) if size > 1]
-    if strides[-1] != 1 or any(stride <= 0 or stride % 8 for stride in meant):
-        return None
-    largest = max((size * stride for size, stride in zip(shape, strides, strict=True) if size > 1), default=8)
-    rounded = -(-largest // 8) * 8
-    last = len(shape) - 1
-    return tuple(
-        rounded if size == 1 and i < last else stride
-        for i, (size, stride) in enumerate(zip(shape, strides, strict=True))
-    )
 
 
 @lru_cache(maxsize=256)
