@@ -28,7 +28,7 @@ def main(rank: str, store: str, how: str) -> None:
     torch.manual_seed(0)
     model = sharded(Pair(), how)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    with flashpoint.watch(model, name="own", interval=2, weights_interval=1, log_interval=1) as watched:
+    with flashpoint.watch(model, name="own", interval=2, weights_interval=2, log_interval=1) as watched:
         for step in range(4):
             x = torch.randn(3, 12, 32)
             loss = model(x).square().mean()

@@ -194,7 +194,9 @@ class FirstNonfinite:
     def _begin_forward(self, _: ForwardStarted) -> None:
         """Take the magnitudes of the weights of a forward pass that is observed: they tell whether the loop calls
         ``watched.step`` after the optimizer has stepped."""
-        if not self._lasting:
+        # While fully_shard has weights together they are other tensors, whose memory it gives up after the pass.
+        gathered = not self._parameters and is_sharded(self._model)
+        if not (self._lasting or gathered):
             self._find_parameters()
             self._began = _largest([self._own(one) for one in self._parameters])
 
@@ -235,8 +237,11 @@ class FirstNonfinite:
             self._sharded = is_sharded(self._model)
 
     def _own(self, tensor: Any) -> Any:
-        """Return the part of a tensor that this process holds."""
-        return local(tensor) if self._sharded else tensor
+        """Return the part of a tensor that this process holds, None where its memory has been given up."""
+        if not self._sharded or tensor is None:
+            return tensor
+        own = local(tensor)
+        return own if own.untyped_storage().nbytes() else None
 
     def _of_projections(self) -> dict[str, Tensor]:
         found = self._projections()
