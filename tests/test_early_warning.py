@@ -43,6 +43,14 @@ def test_growth_while_the_learning_rate_rises_is_none() -> None:
     assert [warning and warning.step for warning in told] == [None, None, None, 700]
 
 
+def test_where_a_layer_has_fewer_heads_no_head_is_warned_of() -> None:
+    sentinel = Sentinel()
+    for step, hot in ((0, 1.0), (500, 3.0)):
+        sentinel.update(step, [[hot, 1.0, 1.0], [1.0, 1.0, np.nan]])
+    assert sentinel.warning == HeadGrowth(500, 1, 1, 3.0, 3.0)
+    assert len(sentinel.hottest()) == 5
+
+
 def test_the_hottest_come_first_and_survive_a_resumption() -> None:
     sentinel = Sentinel()
     for step, factor in ((0, 1.0), (500, 3.0)):

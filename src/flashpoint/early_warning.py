@@ -73,7 +73,8 @@ class Sentinel:
         """The first head that broke the rule, and when."""
 
     def update(self, step: int, norms: ArrayLike) -> HeadGrowth | None:
-        """Take the norms [n_layer, n_head] at ``step``; return the warning if this step raises it."""
+        """Take the norms [n_layer, n_head] at ``step``, NaN where there is no head; return the warning if this step
+        raises it."""
         if step < self._warmup_steps:
             return None
         latest = np.asarray(norms, np.float64)
@@ -101,7 +102,8 @@ class Sentinel:
             return []
         (_, before), (step, latest) = self._history[0], self._history[-1]
         growth = latest / np.maximum(before, 1e-30)
-        order = np.argsort(growth, axis=None)[::-1][:count]
+        known = np.count_nonzero(~np.isnan(growth))
+        order = np.argsort(growth, axis=None)[:known][::-1][:count]  # NaN sorts last
         places = zip(*np.unravel_index(order, growth.shape), strict=True)
         return [HeadGrowth(step, int(i) + 1, int(j) + 1, float(latest[i, j]), float(growth[i, j])) for i, j in places]
 

@@ -213,6 +213,20 @@ def test_a_step_with_other_layers_is_left_out(tmp_path: Path) -> None:
     assert steps_of(tmp_path / "own/captures/step-0000001") == [3, 5, 6]
 
 
+def test_a_step_whose_layers_are_of_other_modules_is_left_out(tmp_path: Path) -> None:
+    """As where layers are dropped at random: as many are called, and a layer's number stands for another one."""
+
+    class Alternating(Pair):
+        def forward(self, x: Tensor) -> Tensor:
+            calls.append(x)
+            return (self.second if len(calls) in (1, 2, 4, 6) else self.first)(x)
+
+    calls: list[Tensor] = []
+    run = loop(tmp_path, Alternating(), capturing(1, 5), steps=8, interval=1)
+    assert steps_of(tmp_path / "own/captures/step-0000001") == [3, 5]
+    assert run.columns["row_sum_relative_bias"][0].tolist() == [0, 1, 3, 5]  # the others are no numbers of this layer
+
+
 def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

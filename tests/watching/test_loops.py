@@ -126,7 +126,7 @@ def test_layers_that_are_skipped_in_some_steps_leave_a_readable_run(
     calls: list[Tensor] = []
     run = loop(tmp_path, Skipping())
     assert run.columns["row_sum_relative_bias"][0].tolist() == [0, 2]
-    assert capsys.readouterr().err.count("not every step has all of them") == 1
+    assert capsys.readouterr().err.count("not every step has the same ones") == 1
 
 
 def test_copies_and_files_of_the_model_have_nothing_of_the_watch(tmp_path: Path) -> None:

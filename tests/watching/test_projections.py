@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from flashpoint.early_warning import Sentinel
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
-from tests.watching.loops import Pair, loop, spectral_norms
+from tests.watching.loops import Block, Pair, loop, spectral_norms
 
 Project = Callable[[Tensor], Tensor]
 NONE_FOUND = "norms of W_Q and W_K are not logged"
@@ -207,3 +209,28 @@ def test_a_scripted_part_does_not_hide_the_attention(tmp_path: Path) -> None:
 
     run = loop(tmp_path, Model(), steps=2)
     assert {"w_q_spectral_norm", "row_sum_relative_bias"} <= set(run.columns)
+
+
+def test_norms_of_layers_with_different_numbers_of_heads_are_judged_and_not_logged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Halves(Block):
+        def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).permute(2, 0, 3, 1, 4)
+            return x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+
+    judged: list[Any] = []
+    monkeypatch.setattr(Sentinel, "update", lambda _self, _step, norms: judged.append(norms))
+    model = Pair()
+    model.second = Halves()
+    first, second = (block.qkv.weight[:32].detach().double() for block in (model.first, model.second))
+    run = loop(tmp_path, model, steps=2)
+    assert "w_q_spectral_norm" not in run.columns
+    told = capsys.readouterr().err
+    assert told.count("norms of W_Q and W_K are judged for the early warning, and not logged") == 1
+    assert "failed" not in told
+    expected = [
+        [float(torch.linalg.matrix_norm(head, 2)) for head in weight.unflatten(0, (heads, -1))]
+        for weight, heads in ((first, 4), (second, 2))
+    ]
+    np.testing.assert_allclose(judged[0], [expected[0], [*expected[1], np.nan, np.nan]], rtol=1e-3)

@@ -115,7 +115,7 @@ class CaptureRecorder:
     def __init__(self, run: WatchedRun, publish: Publish, notices: Notices) -> None:
         self._run, self._publish, self._notices = run, publish, notices
         self._observations = _HeldObservations()
-        self._layers: int | None = None  # of the first observed step
+        self._modules: list[str] | None = None  # of the layers, in the first observed step
         self._wanted: _Capture | None = None
         self._tried = 0
 
@@ -166,12 +166,12 @@ class CaptureRecorder:
             return
         if not event.calls:
             self._tried += 1
-            if self._layers is None or self._tried >= _TRIES:
+            if self._modules is None or self._tried >= _TRIES:
                 self._make_of_last()
             return
         self._tried = 0
-        if self._layers is None:
-            self._layers = len(event.calls)
+        if self._modules is None:
+            self._modules = [call.module for call in event.calls]
         self._observations.add(event.calls)
         wanted, self._wanted = self._wanted, None
         if wanted is not None:
@@ -195,7 +195,7 @@ class CaptureRecorder:
         """Return the calls of the last observation that are wanted."""
         last = self._observations.last
         # In a step with other attentions than those whose W_Q is known, a layer's number can stand for another one.
-        layer = wanted.layer if len(last) == self._layers else None
+        layer = wanted.layer if [call.module for call in last] == self._modules else None
         return [call for call in last if layer in (None, call.layer)]
 
     def _keep(self, told: str, calls: list[AttentionCall], step: int, level: int) -> Path:

@@ -41,14 +41,14 @@ class DeltaCollection:
     Args:
         folder: of the capture.
         calls: that were captured.
-        seen: attentions of the model in the captured step. In a step that calls fewer or more, layers' numbers may
-            stand for others.
+        seen: attentions of the model in the captured step. In a step that calls fewer or more, or those of other
+            modules, layers' numbers stand for others.
         wanted: sequences.
     """
 
     def __init__(self, folder: Path, calls: Sequence[AttentionCall], seen: int, wanted: int, notices: Notices) -> None:
         self._folder, self._seen, self._wanted, self._notices = folder, seen, wanted, notices
-        self._heads = {call.layer: call.q.shape[1] for call in calls}
+        self._captured = _modules_and_heads(calls)
         self._first_told = layer_told(calls[0].layer, calls[0].module)
         self._sequences = self._left_out = 0
         self._identities = list[str]()
@@ -56,7 +56,7 @@ class DeltaCollection:
 
     @property
     def layers(self) -> frozenset[int]:
-        return frozenset(self._heads)
+        return frozenset(self._captured)
 
     @property
     def complete(self) -> bool:
@@ -69,8 +69,8 @@ class DeltaCollection:
     def take(self, calls: Sequence[AttentionCall], seen: int) -> None:
         """Add the sequences of a step, if it called what the captured one did."""
         self._left_out += 1
-        ours = [call for call in calls if call.layer in self._heads]
-        if seen != self._seen or {call.layer: call.q.shape[1] for call in ours} != self._heads:
+        ours = [call for call in calls if call.layer in self._captured]
+        if seen != self._seen or _modules_and_heads(ours) != self._captured:
             return
         samples = {call.layer: delta_sample(call) for call in ours}
         fewest = min(samples.values(), key=lambda sample: len(sample.steps))
@@ -98,7 +98,7 @@ class DeltaCollection:
             )
         if not self._steps:
             return
-        which = self._first_told if len(self._heads) == 1 else f"{len(self._heads)} layers"
+        which = self._first_told if len(self._captured) == 1 else f"{len(self._captured)} layers"
         count = f"{self._sequences:,}" if self.complete else f"{self._sequences:,} of {self._wanted:,}"
         first, last, different = self._steps[0], self._steps[-1], len(by_identity(self._identities))
         of_them = f", {different:,} different" if different < self._sequences else ""
@@ -106,6 +106,11 @@ class DeltaCollection:
             f"step {last:,}: δ of {which} was measured on {count} sequences{of_them}, of steps {first:,} to {last:,}; "
             f"{shlex.join(['flashpoint', 'diagnose', str(shown(self._folder))])} counts them in"
         )
+
+
+def _modules_and_heads(calls: Sequence[AttentionCall]) -> dict[int, tuple[str, int]]:
+    """Return the module and the number of heads of each layer."""
+    return {call.layer: (call.module, call.q.shape[1]) for call in calls}
 
 
 class _Line(Kind):

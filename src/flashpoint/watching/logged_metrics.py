@@ -78,7 +78,7 @@ class AttentionMetrics:
 
     def __init__(self, run: WatchedRun, notices: Notices) -> None:
         self._run, self._notices = run, notices
-        self._shape: tuple[int, int] | None = None  # layers and heads
+        self._layers: list[tuple[str, int]] | None = None  # their modules and heads
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -95,13 +95,14 @@ class AttentionMetrics:
         calls = event.calls
         if event.partial or not calls:
             return
-        if self._shape is None:
+        layers = [(call.module, call.q.shape[1]) for call in calls]
+        if self._layers is None:
             self._run.describe(calls)
-            self._shape = len(calls), calls[0].q.shape[1]
-        if {(len(calls), call.q.shape[1]) for call in calls} == {self._shape}:
+            self._layers = layers
+        if layers == self._layers and len({heads for _, heads in layers}) == 1:
             self._run.log(event.step, measures_of(calls))
         else:
-            self._notices.warn("layers have different numbers of heads, or not every step has all of them: "
+            self._notices.warn("layers have different numbers of heads, or not every step has the same ones: "
                        "bias of δ and the like are not logged there; captures have them")  # fmt: skip
 
 
@@ -195,7 +196,7 @@ class MaxLogits:
         self._run, self._arrivals, self._notices = run, arrivals, notices
         self._due, self._forward = False, 0
         self._found: list[tuple[str, Tensor]] = []
-        self._shape: tuple[int, ...] | None = None
+        self._layers: list[tuple[str, int]] | None = None  # their modules and heads
         self._warned = False
 
     @property
@@ -236,12 +237,12 @@ class MaxLogits:
     def _log(self, event: _LogitsArrived) -> None:
         layers = [torch.as_tensor(one).double() for one in event.numbers]
         self._warn(event, layers)
-        shape = (len(layers), *{len(one) for one in layers})
-        self._shape = self._shape or shape
-        if shape == self._shape and len(shape) == 2:
+        known = list(zip(event.modules, map(len, layers), strict=True))
+        self._layers = self._layers or known
+        if known == self._layers and len(set(map(len, layers))) == 1:
             self._run.log(event.step, {MAX_LOGIT.name: torch.stack(layers).numpy()})
         else:
-            self._notices.warn("layers have different numbers of heads, or not every step has all of them: their "
+            self._notices.warn("layers have different numbers of heads, or not every step has the same ones: their "
                        "largest scores are judged there, and not logged")  # fmt: skip
 
     def _warn(self, event: _LogitsArrived, layers: Sequence[Tensor]) -> None:

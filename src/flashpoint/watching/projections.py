@@ -22,6 +22,7 @@ from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import AttentionCalled, CaptureWanted, Handler, Publish, StepEnded
 from flashpoint.watching.interceptor import Hook, with_hooks
+from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
 
@@ -251,11 +252,12 @@ class ProjectedGradients:
 
 @torch.no_grad()
 def spectral_norms(projections: list[Projection]) -> Tensor:
-    """Return the largest singular value of each head's matrix, [layers, H] float32."""
+    """Return the largest singular value of each head's matrix, [layers, H] float32; NaN behind the heads of a layer
+    that has fewer."""
     grams = [_gram(one.matrices()) for one in projections]
     if len({gram.shape for gram in grams}) == 1:  # at once: one by one they are a thousand kernels on a GPU
         return _roots(torch.stack(grams))
-    return torch.stack([_roots(gram) for gram in grams])
+    return nn.utils.rnn.pad_sequence([_roots(gram) for gram in grams], batch_first=True, padding_value=math.nan)
 
 
 def _gram(matrices: Tensor) -> Tensor:
@@ -271,10 +273,15 @@ def _roots(grams: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _NormsArrived:
-    """Norms of a step can be read: of each metric [layers, H] float32."""
+    """Norms of a step can be read: of each metric [layers, H] float32.
+
+    Attributes:
+        alike: whether all layers have as many heads.
+    """
 
     step: int
     names: Sequence[str]
+    alike: bool
     numbers: Sequence[Number]
 
 
@@ -294,9 +301,10 @@ class WeightNorms:
         sentinel: Sentinel,
         arrivals: Arrivals,
         publish: Publish,
+        notices: Notices,
     ) -> None:
         self._found, self._interval, self._run = found, interval, run
-        self._sentinel, self._arrivals, self._publish = sentinel, arrivals, publish
+        self._sentinel, self._arrivals, self._publish, self._notices = sentinel, arrivals, publish, notices
 
     @property
     def handlers(self) -> Sequence[Handler]:
@@ -308,12 +316,17 @@ class WeightNorms:
         projections = self._found()
         if projections and (event.step + 1) % self._interval == 0:
             norms = [spectral_norms(some) for some in projections.values()]
-            self._arrivals.ask(_NormsArrived(event.step, tuple(projections), norms))
+            alike = len({len(one.features) for some in projections.values() for one in some}) == 1
+            self._arrivals.ask(_NormsArrived(event.step, tuple(projections), alike, norms))
 
     def _log(self, event: _NormsArrived) -> None:
         read = zip(event.names, event.numbers, strict=True)
         norms = {name: cast(Tensor, one).cpu().double().numpy() for name, one in read}
-        self._run.log(event.step, norms)
+        if event.alike:
+            self._run.log(event.step, norms)
+        else:
+            self._notices.warn("layers have different numbers of heads: norms of W_Q and W_K are judged for the early "
+                       "warning, and not logged")  # fmt: skip
         if W_Q_NORM.name in norms and (warning := self._sentinel.update(event.step, norms[W_Q_NORM.name])):
             where = f"{self._run.layer_told(warning.layer)}, head {warning.head}"
             reason = (

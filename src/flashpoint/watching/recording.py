@@ -137,7 +137,9 @@ class Recording:
                 observer, self._captures, self._deltas, batches, options.interval, options.log_interval,
                 options.first_step, logits.due, dispatcher,
             ),
-            WeightNorms(lambda: observer.projections, options.weights_interval, run, sentinel, arrivals, publish),
+            WeightNorms(
+                lambda: observer.projections, options.weights_interval, run, sentinel, arrivals, publish, notices
+            ),
             LoopMetrics(run, arrivals),
             arrivals,  # after those who ask for numbers
             VerdictRecorder(run, self._losses),
