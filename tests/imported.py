@@ -3,10 +3,13 @@
 What is missing here costs time and nothing else.
 """
 
-# ruff: noqa: F401
+# ruff: noqa: E402, F401
+import gc
+
+gc.disable()  # imports make a million objects that stay, and each look goes over all of them
+
 import atexit
 import copy
-import gc
 import importlib
 import io
 import os
@@ -115,5 +118,6 @@ atexit.unregister(torch._dynamo.utils.dump_compile_times)
 # A collection in a fork would look at everything imported here, and so copy its pages.
 gc.collect()
 gc.freeze()
+gc.enable()
 # The end of a fork (flashpoint.cli.process) would look through all of it for files that are open.
 gc.unfreeze = lambda: None

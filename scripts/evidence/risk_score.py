@@ -29,10 +29,6 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from sklearn.linear_model import LogisticRegression
-from sklearn.metrics import brier_score_loss, roc_auc_score
-from sklearn.pipeline import make_pipeline
-from sklearn.preprocessing import StandardScaler
 
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Table, show
@@ -130,6 +126,10 @@ def main() -> None:
 
 
 def row(landmark: int, horizon: int, examples: list[Example]) -> tuple[str, ...]:
+    from sklearn.linear_model import LogisticRegression  # scikit-learn takes a fifth of a second to import
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
     until = landmark + horizon
     told = [one for one in examples if one.ended >= until or one.onset is not None]
     learn, foretold = ([one for one in told if one.learns is half] for half in (True, False))
@@ -166,6 +166,9 @@ def exploded(examples: list[Example], until: int) -> NDArray[np.bool_]:
 
 def scores(came: NDArray[np.bool_], risk: Float, base: float) -> tuple[float, float, float]:
     """Return AUC, skill and slope."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.metrics import brier_score_loss, roc_auc_score
+
     odds = np.log(risk / (1 - risk))
     slope = LogisticRegression(C=np.inf, solver="newton-cholesky").fit(odds[:, None], came).coef_[0, 0]
     skill = 1 - brier_score_loss(came, risk) / float(np.mean((base - came) ** 2))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import io
 import math
 import re
@@ -20,7 +21,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
@@ -243,7 +243,13 @@ def through_interface(
     return _by_head(query, key, value, **told).transpose(-2, -3).contiguous(), None
 
 
-ALL_ATTENTION_FUNCTIONS.register("fuzzed", through_interface)
+@functools.cache
+def interfaces() -> Any:
+    """Transformers' attentions, with one more: it takes a second to import, and few calls go through it."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register("fuzzed", through_interface)
+    return ALL_ATTENTION_FUNCTIONS
 
 
 class Model(nn.Module):
@@ -255,6 +261,8 @@ class Model(nn.Module):
     def __init__(self, case: Case) -> None:
         super().__init__()
         type(self).case = case
+        if case.way == "interface":
+            interfaces()  # before a watch begins
         torch.manual_seed(case.number)
         widths = (case.heads * case.size, case.heads_kv * case.size, case.heads_kv * case.values)
         self.q, self.k, self.v = (nn.Linear(8, width, dtype=case.dtype) for width in widths)
@@ -292,7 +300,7 @@ class Model(nn.Module):
         if self.case.way == "sdpa":
             return F.scaled_dot_product_attention(q, k, v, **options)
         if self.case.way == "interface":
-            function = ALL_ATTENTION_FUNCTIONS.get_interface("fuzzed", through_interface)
+            function = interfaces().get_interface("fuzzed", through_interface)
             out: Tensor = function(self, q, k, v, options.pop("attention_mask"), **options)[0]
             return out.transpose(-2, -3)
         if self.case.way == "named":

@@ -145,6 +145,7 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
     assert interrupted(sweep) == {run.name: None}
 
 
+@pytest.mark.slow
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("found_by", [("hydra.searchpath=[mine]",), ("--config-dir", "mine", "-cn", "longer")])
 def test_runs_find_the_users_own_files(train: Command, tmp_path: Path, found_by: Sequence[str]) -> None:
