@@ -99,7 +99,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         given = item.callspec.params if hasattr(item, "callspec") else {}  # parameters that have a fixture's name
         if TRAINING & set(getattr(item, "fixturenames", ())) - set(given):
             item.add_marker(pytest.mark.lab)
-    # Minutes are not to begin when all others have ended. Files whose tests fork come next, to one worker as far as that
+    # Minutes are not to begin when all others have ended. Files whose tests fork come next, for one worker as far as it
     # goes: the server that they fork from takes three seconds to import.
     forking = {one.path for one in items if one.get_closest_marker("lab") or hasattr(getattr(one, "module", 0), "warm")}
     items.sort(key=lambda item: (item.path.name != "test_laptop.py", item.path not in forking))
