@@ -14,6 +14,9 @@ from flashpoint.runs.run import Run
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+_PLACES = {"left": 0.085, "right": 0.985, "bottom": 0.055, "top": 0.93, "hspace": 0.07}
+"""Of the panels. Matplotlib's layout would find them by drawing every label twice more."""
+
 
 def draw_curves(folder: RunFolder) -> Path:
     """Write ``curves.png`` of a run that has ended.
@@ -27,8 +30,8 @@ def draw_curves(folder: RunFolder) -> Path:
     from matplotlib.figure import Figure  # matplotlib takes half a second to import
 
     run = Run.of_folder(folder)
-    figure = Figure(figsize=(10, 9), dpi=120, layout="constrained")
-    axes = figure.subplots(3, 1, sharex=True)
+    figure = Figure(figsize=(10, 9), dpi=120)
+    axes = figure.subplots(3, 1, sharex=True, gridspec_kw=_PLACES)
     if run.onset is not None:  # before the curves: the first panel's legend names it
         for panel, label in zip(axes, ("onset of the explosion", None, None), strict=True):
             panel.axvline(run.onset, color="black", linestyle="--", linewidth=1, label=label)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import io
+import sys
 import threading
 
 from flashpoint.lab.report.curves import draw_curves
@@ -19,14 +21,16 @@ class EndOfRunDrawing:
     name = "drawing"
 
     def begun(self, folder: RunFolder, first_step: int) -> None:
-        """Import the library that draws while the run trains: at its end the user would wait for it."""
-        threading.Thread(target=_import, daemon=True).start()
+        """Make the library that draws ready while the run trains: at its end the user would wait for it."""
+        self._ready = threading.Thread(target=_make_ready, daemon=True)
+        self._ready.start()
 
     def logged(self, step: int, metrics: Metrics) -> None:
         """All metrics are read from the run's file at its end."""
 
     def ended(self, folder: RunFolder, outcome: Outcome) -> None:
         """Draw."""
+        self._ready.join()  # one thread at a time: the library says of itself that it is not made for two
         draw_curves(folder)
         write_report([Run.of_folder(folder)], folder.report.path)
 
@@ -34,6 +38,13 @@ class EndOfRunDrawing:
         """A run without a verdict is not drawn."""
 
 
-def _import() -> None:
+def _make_ready() -> None:
+    """Draw the first figure, which reads fonts and makes a parser of "$10^1$" for all that follow."""
+    if "matplotlib.figure" in sys.modules:  # by the run before this one
+        return
     with contextlib.suppress(Exception):  # drawing fails by it, too, and says so
-        import matplotlib.figure  # noqa: F401
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(1, 1))
+        figure.subplots().semilogy([1, 10])
+        figure.savefig(io.BytesIO())
