@@ -69,6 +69,19 @@ def test_it_is_the_largest_score_of_the_keys_that_a_query_sees(
     torch.testing.assert_close(max_logits(q, k, form).double(), expected, rtol=1e-5, atol=0)
 
 
+def test_a_key_that_a_bias_leaves_no_weight_is_not_seen() -> None:
+    """As far ones beside ALiBi, and those that Swin closes by -100: scores are as small as ever."""
+    generator = torch.Generator().manual_seed(3)
+    q, k = (torch.randn(COUNT, heads, 12, SIZE, generator=generator) for heads in (HEADS, OF_KEYS))
+    distance = (torch.arange(12)[:, None] - torch.arange(12)).clamp_min(0).float()
+    near = Form(True, 0.4, mask=(distance < 2)[None, None])
+    alibi, swin = -90 * distance * (distance > 1), torch.where(distance < 2, 0.0, -100.0)
+    for bias in (alibi, swin):
+        torch.testing.assert_close(max_logits(q, k, Form(True, 0.4, bias=bias[None, None])), max_logits(q, k, near))
+    grown = Form(True, 0.4, bias=torch.full((1, 1, 12, 12), 200.0))  # of all keys: no row is without one
+    assert (max_logits(q, k, grown) > 200).all()
+
+
 def test_nan_and_infinity_are_told_as_they_are() -> None:
     q, k = torch.ones(1, 2, 3, 4), torch.ones(1, 2, 3, 4)
     q[0, 0, 2] = torch.nan

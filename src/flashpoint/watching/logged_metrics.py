@@ -108,12 +108,15 @@ class AttentionMetrics:
 
 _BLOCK = 1 << 24
 """Scores that are held at once: 64 MiB."""
+_NO_WEIGHT = 87.0
+"""Nats between the biases of two keys of a row, where the weight of one is below FP32's smallest normal number."""
 
 
 @torch.no_grad()
 def max_logits(q: Tensor, k: Tensor, form: Form) -> Tensor:
     """Return the largest |S| of each head [H], float32, nats, over the keys that a query sees: S as the softmax takes
-    it, after α, soft cap and bias. NaN where one of them is.
+    it, after α, soft cap and bias. NaN where one of them is. A key that the bias alone leaves no weight is not seen, as
+    a far one beside ALiBi.
 
     Args:
         q, k: [B, H, T_q, d] and [B, H_kv, T_k, d].
@@ -146,18 +149,21 @@ def _in_block(scores: Tensor, form: Form, sequences: slice, rows: slice) -> Tens
 
     if form.softcap:
         scores = scores.div_(form.softcap).tanh_().mul_(form.softcap)
-    if form.bias is not None:
-        bias = part(form.bias)
-        scores = scores.add_(bias).masked_fill_(bias <= CLOSED, 0.0)
+    closed = torch.zeros(1, 1, 1, seen, dtype=torch.bool, device=scores.device)
     if form.mask is not None:
-        scores = scores.masked_fill_(~part(form.mask), 0.0)
+        closed = closed | ~part(form.mask)
     if form.is_causal:
         later = (
             torch.arange(seen, device=scores.device)
             > torch.arange(rows.start, rows.stop, device=scores.device)[:, None]
         )
-        scores = scores.masked_fill_(later, 0.0)
-    return scores
+        closed = closed | later
+    if form.bias is not None:
+        bias = part(form.bias)
+        scores = scores.add_(bias)
+        closed = closed | (bias <= CLOSED)
+        closed = closed | (bias < bias.masked_fill(closed, -torch.inf).amax(-1, keepdim=True) - _NO_WEIGHT)
+    return scores.masked_fill_(closed, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
