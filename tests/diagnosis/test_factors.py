@@ -128,6 +128,24 @@ def test_what_a_factor_does_not_account_for_is_told_beside_another_scale(kind: s
     assert (found.kind, found.heads) == (kind, (3,))
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_the_rounding_of_an_o_that_scores_hardly_move_is_no_factor(seed: int) -> None:
+    """As in an encoder whose positions make q, k and v at first: O errs alike in all sequences."""
+    q, k, v, grad_out = (x.float() for x in inputs(seed, sequences=8))
+    q, k, of_tokens = (x[:1] + 0.05 * x for x in (0.1 * q, k, v))
+    tensors = [x.bfloat16() for x in (q, k, v[:1, :, :1] + 0.1 * of_tokens, grad_out)]
+
+    def told(factor: float) -> list[str]:
+        call = AttentionCall(*tensors, None, None, None, None, Form(False, 0.2), 1, 0, "f")  # type: ignore[arg-type]
+        halves = [x.half() for x in tensors[:3]]
+        out = torch.nn.functional.scaled_dot_product_attention(*halves, scale=0.2 * factor)
+        found = diagnose(dataclasses.replace(call, out=out.bfloat16())).findings
+        return [one.kind for one in found]
+
+    assert told(1.0) == []
+    assert told(2.0) == ["other_scores"]
+
+
 def test_where_the_attention_is_asked_row_sums_tell_a_bias_of_delta_beside_another_scale() -> None:
     biased = by_position(faulty_attention(Fault("delta_bias", head=2, size=1e-2)))
 

@@ -213,6 +213,19 @@ def test_a_switched_off_row_is_found() -> None:
         assert not kinds & {"out_rows", "gradients_off"}
 
 
+def test_a_row_that_is_short_by_chance_hides_no_wrong_mask() -> None:
+    """Of few features some wrong row lies along the right one, and is half as long. Each query sees the next key."""
+
+    def leaks(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float) -> Tensor:
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(1)
+        scores = (q.float() @ k.float().mT * scale).masked_fill(~seen, -math.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+    (found,) = diagnose(call_of(leaks, [x[..., :3] for x in inputs(seed=0)])).findings
+    assert (found.kind, found.heads) == ("out_rows", (1, 2, 3, 4))
+    assert "in rows 1 to 63" in found.text
+
+
 @pytest.mark.parametrize("wrong", ["grad_q", "grad_k", "grad_v"])
 def test_rounded_scores_hide_no_gradient_that_is_off(wrong: str) -> None:
     """Rounding S makes gradients err about as much as O does, and not a hundred times as much."""

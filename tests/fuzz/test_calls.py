@@ -25,8 +25,9 @@ def test_no_right_call_is_accused() -> None:
         assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"
 
 
-@pytest.mark.parametrize("number", [1866, 5521])
-def test_gradients_that_rounded_scores_make_err_more_than_o_are_not_accused(number: int) -> None:
-    """dV of the first errs eleven times as much as O, for it nearly cancels; dK of the other by 143 %."""
+@pytest.mark.parametrize("number", [1866, 3999, 5521])
+def test_what_rounded_scores_make_is_not_accused(number: int) -> None:
+    """dV of the first errs eleven times as much as O, for it nearly cancels; dK of the last by 143 %. In the second one
+    number is the error of a row: 3.7 times as large as that of other roundings."""
     found = directly(drawn(number))
     assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"

@@ -101,10 +101,17 @@ def factor_of_grad_q(found: Tensor, true: Exact) -> Tensor:
 
 
 def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
-    """Return the factors of a call's heads that are sure over its sequences."""
+    """Return the factors of a call's heads that are sure over its sequences.
+
+    Where scores are so small that they hardly move O, and V of all sequences is much alike, the rounding of O looks
+    like a factor in each of them. That says nothing of the scores.
+    """
     told_apart = fp32_error(measures) < FP32_COARSE
     none = torch.zeros_like(fp32_error(measures))
-    by_rounding = measures[table.SCORE_FACTOR_COARSE.name].nanmean(0).abs().nan_to_num(0.0)
+    by_rounding, of_out = (
+        measures[one.name].nanmean(0).abs().nan_to_num(0.0)
+        for one in (table.SCORE_FACTOR_COARSE, table.SCORE_FACTOR_EXPECTED)
+    )
     scores = surely_off(measures[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
     shows = told_apart & (measures[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS)
     grad_q = none
@@ -115,7 +122,9 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
         grad_q = surely_off(measures[table.GRAD_Q_FACTOR.name], identities, least).where(
             told_apart & ~explained(measures), none
         )
-    scores, rounded = scores.where(shows, none), scores.abs() < _OF_ROUNDING * by_rounding
+    rounded = scores.abs() < _OF_ROUNDING * by_rounding
+    shows &= rounded | (scores.abs() >= _OF_ROUNDING * of_out)
+    scores = scores.where(shows, none)
     account = (scores != 0) & ~rounded & (measures[table.SCORE_FACTOR_LEFT.name].amax(0) < _LEFT)
     return Factors(scores, rounded, account, grad_q)
 

@@ -106,8 +106,9 @@ def beyond_rounding(measures: Measures) -> Tensor:
 
 
 def as_rounded(measures: Measures) -> Tensor:
-    """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes, or by chance."""
-    by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
+    """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes, or by chance. All
+    features of a row with two keys have the error of one number."""
+    by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS_OF_SCORES)
     coarse = measures[table.OUT_ERROR_COARSE.name].square().mean(0)
     return measures[table.OUT_ERROR.name].square().mean(0) < by_chance.clamp_min(4) * coarse
 

@@ -15,6 +15,7 @@ from flashpoint.diagnosis.factors import Factors
 from flashpoint.diagnosis.finding import (
     Finding,
     Make,
+    as_rounded,
     beyond_rounding,
     by_cap,
     explained,
@@ -36,6 +37,8 @@ _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
 _BEYOND_ROUNDING = 10.0
 """Times the error of δ that roundings make; that of P̄, O, dP, dS and dQ to BF16 makes up to 3."""
+_TURNED = 0.25
+"""Share of the squared error of O that is across O, from where its rows are not just short."""
 _LOST = 0.5
 """How far the share of L's gradient that is lost may be from all of it, and what of δ's error this may leave."""
 _GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
@@ -298,7 +301,8 @@ def underflows(measures: Measures) -> Tensor:
 
 def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
-    accounts for either. ``groups`` heads share one of keys, and their dK and dV."""
+    accounts for either, nor an O whose rows are switched off or short. ``groups`` heads share one of keys, and their dK
+    and dV."""
     together, lost = over_sequences(measures), underflows(measures)
     for rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
@@ -308,14 +312,17 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
             # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
             heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0)
             if what == "O":
-                heads &= beyond_rounding(measures) & ~explained(measures) & ~factors.account
+                turned, whole = (measures[one.name].square().sum(0) for one in (table.OUT_TURNED, table.OUT_ERROR))
+                spared = explained(measures) & ((turned < _TURNED * whole) | as_rounded(measures))
+                heads &= beyond_rounding(measures) & ~spared & ~factors.account
             else:
                 heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores
             if heads.any():
                 first = int(measures[rows.first.name][:, heads].clamp_min(0).amin()) + 1
                 last = int(measures[rows.last.name][:, heads].amax()) + 1
                 size = float(together[error.name][heads].mean())
-                return finding(kind, heads, f"{what} is off by {size:.1%}, in rows {first:,} to {last:,}")
+                where = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
+                return finding(kind, heads, f"{what} is off by {size:.1%}, in {where}")
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
         if error.name not in measures:
             continue

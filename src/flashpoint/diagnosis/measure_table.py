@@ -244,10 +244,16 @@ OUT_ERROR_COARSE = Measure(
     "O error of a coarser attention",
     sentence="Of the declared variant, or of one that rounds S and Ō, too.",
 )
+OUT_TURNED = Measure("out_turned", "O error across O", sentence="The part of `out_error` that is across FP64's rows.")
 OUT_NUMBERS = Measure(
     "out_numbers",
     "numbers that tell O's error",
     sentence="How many normal errors would tell `out_error` as surely: the numbers of O, and fewer if few are far off.",
+)
+OUT_NUMBERS_OF_SCORES = Measure(
+    "out_numbers_of_scores",
+    "numbers of S that tell O's error",
+    sentence="The same of errors that S makes: a row has one number less than it sees keys, or those of O.",
 )
 OUT_ROWS_OFF = _rows_off("out", "O")
 FIRST_ROW_TURNED = Measure(
@@ -295,6 +301,11 @@ SCORE_FACTOR_COARSE = Measure(
     "score_factor_coarse",
     "factor of the scores in a coarser attention, less 1",
     sentence="The same of the O of `out_error_coarse`.",
+)
+SCORE_FACTOR_EXPECTED = Measure(
+    "score_factor_expected",
+    "factor of the scores in FlashAttention-2, less 1",
+    sentence="The same of the O of `out_error_expected`.",
 )
 SCORE_FACTOR_LEFT = Measure(
     "score_factor_left", "share of O's error beside the factor", sentence="1 where O is not far off."

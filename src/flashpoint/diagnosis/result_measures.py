@@ -99,15 +99,25 @@ def _of_returned_out(
     found = finite_part(out[n])
     expected, coarse = _references(call, n, out.dtype, declared)
     measured = of_out(found, true, call.grad_out[n].double(), out.dtype, None if declared else coarse)
-    measured[table.OUT_NUMBERS.name] = _degrees((found - true.out).flatten(-2))
+    error = found - true.out
+    across = error - (_along(error, true)[..., None] * true.out)
+    measured[table.OUT_TURNED.name] = across.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
+    numbers = measured[table.OUT_NUMBERS.name] = _degrees(error.flatten(-2))
+    of_scores = ((true.probs > 0).sum(-1) - 1).clamp(0, true.out.shape[-1]).sum(-1)
+    measured[table.OUT_NUMBERS_OF_SCORES.name] = torch.minimum(numbers, of_scores.clamp_min(1))
     measured[table.LENGTH_ROWS.name] = _degrees(_length_errors(found, true))
     measured |= _expected(expected, coarse, true)
-    factor, of_coarse = factors_of_scores((found, coarse), true)
+    factor, of_coarse, of_expected = factors_of_scores((found, coarse, expected), true)
     left = torch.ones_like(factor)
     if (measured[table.OUT_ERROR.name] > OUT_OFF).any():
         factor, left = fitted_factor(found, true, factor)
-    named = {table.SCORE_FACTOR: factor, table.SCORE_FACTOR_COARSE: of_coarse, table.SCORE_FACTOR_LEFT: left}
-    return {**measured, **{one.name: values for one, values in named.items()}}
+    return {
+        **measured,
+        table.SCORE_FACTOR.name: factor,
+        table.SCORE_FACTOR_COARSE.name: of_coarse,
+        table.SCORE_FACTOR_EXPECTED.name: of_expected,
+        table.SCORE_FACTOR_LEFT.name: left,
+    }
 
 
 def of_out(found: Tensor, true: Exact, grad_out: Tensor, dtype: torch.dtype, coarse: Tensor | None = None) -> Measures:
@@ -221,8 +231,13 @@ def _length_error(found: Tensor, true: Exact) -> Tensor:
 
 def _length_errors(found: Tensor, true: Exact) -> Tensor:
     """Return the error of O along O over |O|, less its mean, of all rows but the first [H, T - 1]."""
-    along = ((found - true.out) * true.out).sum(-1) / true.out.square().sum(-1).clamp_min(1e-300)
-    return along[:, 1:] - along[:, 1:].mean(-1, keepdim=True)
+    along = _along(found - true.out, true)[:, 1:]
+    return along - along.mean(-1, keepdim=True)
+
+
+def _along(error: Tensor, true: Exact) -> Tensor:
+    """Return the part of O's error along O, over |O| [H, T]."""
+    return (error * true.out).sum(-1) / true.out.square().sum(-1).clamp_min(1e-300)
 
 
 def _degrees(errors: Tensor) -> Tensor:
