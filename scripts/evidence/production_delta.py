@@ -9,8 +9,9 @@ on the recorded Q, K, V and dO, with a feature of K that is 1 where Q and V are 
 times the error of δ. Shifts stand in front of that call. One line of JSON a run, step, attention and layer. It stops
 after ``--minutes``, and goes on where the file ends.
 
-``jax_cudnn`` and ``jax_xla`` are ``jax.nn.dot_product_attention`` by that implementation. The model runs with PyTorch's
-attention then, so that dO is that of another O.
+``jax_cudnn`` and ``jax_xla`` are ``jax.nn.dot_product_attention`` by that implementation, and ``FILE.py:FUNCTION`` is
+a function of your own, which takes q, k, v [B, H, T, 128] and is_causal. The model runs with PyTorch's attention then,
+so that dO is that of another O.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import dataclasses
 import importlib.util
 import json
 import lzma
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -39,7 +41,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.measure_table import ROW_SUMS
 from flashpoint.diagnosis.measures import relative
-from flashpoint.diagnosis.other_attention import function_of_layer
+from flashpoint.diagnosis.other_attention import function_of_layer, users_function
 from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.result_measures import delta_follows, of_grad_q
 from flashpoint.errors import UserError, command_errors
@@ -116,6 +118,19 @@ def of_jax(word: str) -> Function:
     return function
 
 
+def recorded_and_other(word: str) -> tuple[AttentionVariant, Function | None]:
+    """Return the variant with which the model runs, and what is called anew if it is no variant.
+
+    Raises:
+        UserError: the word names no attention, or one that is not installed.
+    """
+    if ".py:" in word:
+        return attention_of("sdpa"), users_function(word)
+    if word in RECORDED_BY:
+        return attention_of(RECORDED_BY[word]), of_jax(word)
+    return attention_of(word), None
+
+
 def kernel_of(variant: AttentionVariant, layer: int) -> Function:
     """Return what computes a layer behind the shifts, as a function."""
     return function_of_layer(dataclasses.replace(variant, shift_keys="none", shift_values="none"), layer)
@@ -174,7 +189,7 @@ def measured(
 
 def measure(run: Path, step: int, word: str, sequences: int, device: torch.device) -> list[dict[str, Any]]:
     """Return a row for each layer."""
-    variant, other = attention_of(RECORDED_BY.get(word, word)), of_jax(word) if word in RECORDED_BY else None
+    variant, other = recorded_and_other(word)
     batches, _ = batches_of_run(RunFolder(run), step, sequences, device, variant)
     layers: dict[int, list[dict[str, Tensor]]] = {}
     at = step
@@ -188,7 +203,7 @@ def measure(run: Path, step: int, word: str, sequences: int, device: torch.devic
             f"{found} sequences follow that step, not {sequences}; train longer, or give --sequences {found}"
         )
     package = "torch" if variant.kernel == "flash" else PRODUCTION[variant.kernel].package
-    package = "jax" if other else package
+    package = "jax" if word in RECORDED_BY else package
     corpus = open_run(str(run)).manifest.data.fingerprint
     return [
         {
@@ -283,14 +298,19 @@ def _text(path: Path) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN|FILE")
-    parser.add_argument("--attentions", nargs="+", default=[*PRODUCTION], metavar="NAME[,key=value]")
-    parser.add_argument("--steps", nargs="+", type=int, default=[4000])
-    parser.add_argument("--sequences", type=int, default=256)
-    parser.add_argument("--minutes", type=float, default=float("inf"))
-    parser.add_argument("--out", type=Path, default=Path("production_delta.jsonl"))
+    parser.add_argument("paths", nargs="+", type=Path, metavar="RUN|FILE", help="a run's folder; with --table an --out")
+    parser.add_argument(
+        "--attentions", nargs="+", default=[*PRODUCTION], metavar="NAME[,key=value]|FILE.py:FUNCTION",
+        help="variants of configs/attn, or a function of yours (default: every library's)",
+    )  # fmt: skip
+    parser.add_argument("--steps", nargs="+", type=int, default=[4000], help="of checkpoints (default: 4000)")
+    parser.add_argument("--sequences", type=int, default=256, help="to measure on, after that step (default: 256)")
+    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin no measurement after these")
+    parser.add_argument(
+        "--out", type=Path, default=Path("production_delta.jsonl"), help="to add to (default: production_delta.jsonl)"
+    )
     parser.add_argument("--table", action="store_true", help="print the table of such files")
-    parser.add_argument("--layer", type=int, default=2, help="with --table")
+    parser.add_argument("--layer", type=int, default=2, help="with --table (default: 2)")
     parser.add_argument(
         "--columns", default=ALL, metavar="NAME,…", help="with --table: those to show, by how they begin"
     )
@@ -305,6 +325,7 @@ def main() -> None:
         lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
         done = {(row["run"], row["asked"], row["attention"]) for row in map(json.loads, lines)}
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        failed: list[str] = []
         for step in arguments.steps:
             for word in arguments.attentions:
                 for run in arguments.paths:
@@ -314,11 +335,15 @@ def main() -> None:
                     try:
                         rows = measure(run, step, word, arguments.sequences, device)
                     except Exception as error:  # one kernel that does not run must not cost the others
-                        print(f"{run.name} {step} {word}: {type(error).__name__}: {error}", flush=True)
+                        failed.append(f"{run.name} {step} {word}")
+                        told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+                        print(f"{failed[-1]}: {told}", file=sys.stderr, flush=True)
                         continue
                     with arguments.out.open("a") as file:
                         file.writelines(json.dumps({"asked": step, **row}) + "\n" for row in rows)
                     print(f"{run.name} {step} {word}: {time.monotonic() - started:.0f} s", flush=True)
+        if failed:
+            raise UserError(f"not measured: {', '.join(failed)}; the lines above say why")
 
 
 if __name__ == "__main__":

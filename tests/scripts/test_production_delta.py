@@ -1,6 +1,8 @@
 """``scripts/evidence/production_delta.py`` on a captured call: whether δ of an attention follows the rounding of O."""
 
 import importlib.util
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -25,9 +27,7 @@ def call() -> AttentionCall:
 
 
 def slope(name: str) -> float:
-    variant, other = SCRIPT.attention_of(SCRIPT.RECORDED_BY.get(name, name)), None
-    if name in SCRIPT.RECORDED_BY:
-        other = SCRIPT.of_jax(name)
+    variant, other = SCRIPT.recorded_and_other(name)
     of = [one["follows_out"] for one in SCRIPT.measured(call(), variant, 16, other)]
     return float(torch.stack(of).mean())
 
@@ -35,6 +35,34 @@ def slope(name: str) -> float:
 @pytest.mark.parametrize(("name", "wanted"), [("sdpa_flash", 1.0), ("sdpa_math", 0.0), ("flash_fixed", 0.0)])
 def test_delta_follows_the_rounding_of_o_where_it_is_of_that_o(name: str, wanted: float) -> None:
     assert slope(name) == pytest.approx(wanted, abs=0.05)
+
+
+@pytest.mark.parametrize(("backend", "wanted"), [("FLASH_ATTENTION", 1.0), ("MATH", 0.0)])
+def test_a_function_of_the_users_is_measured(tmp_path: Path, backend: str, wanted: float) -> None:
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from torch.nn.attention import SDPBackend, sdpa_kernel\n"
+        "from torch.nn.functional import scaled_dot_product_attention\n"
+        "def attend(q, k, v, is_causal):\n"
+        f"    with sdpa_kernel(SDPBackend.{backend}):\n"
+        "        return scaled_dot_product_attention(q, k, v, is_causal=is_causal)\n"
+    )
+    assert slope(f"{own}:attend") == pytest.approx(wanted, abs=0.05)
+
+
+def test_what_is_not_measured_is_told_and_changes_the_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "delta.jsonl"
+    given = ["production_delta.py", str(tmp_path / "nosuch"), "--attentions", "sdpa_math", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", given)
+    with pytest.raises(SystemExit) as ended:
+        SCRIPT.main()
+    assert ended.value.code == 2
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("nosuch 4000 sdpa_math: ")
+    assert last == "error: not measured: nosuch 4000 sdpa_math; the lines above say why"
+    assert not out.exists()
 
 
 def test_jax_without_cudnn_makes_its_delta_of_p_and_dp() -> None:
