@@ -287,6 +287,24 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert [table["note"] for table in clean["tables"]] == [""]
 
 
+def test_a_users_function_gets_is_causal_by_its_name(tmp_path: Path) -> None:
+    """By position it would be flash-attn's ``dropout_p``, and 1 there."""
+    capture(tmp_path / "layer-03.safetensors", Fault("none"))
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
+        "def like_flash_attn(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):\n"
+        "    return sdpa(q, k, v, dropout_p=dropout_p, scale=softmax_scale, is_causal=causal)\n"
+        "def other(q, k, v, strength=0.0):\n"
+        "    return sdpa(q, k, v, is_causal=True) * (1 + strength)\n"
+    )
+    told = diagnose(str(tmp_path), "--attention", f"{own}:like_flash_attn")
+    assert told["heading"].startswith("Nothing found.")
+    refused = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", f"{own}:other"])
+    assert refused.exit_code == 2
+    assert "strength is its fourth parameter; give a function of q, k, v and is_causal" in refused.output
+
+
 @pytest.mark.parametrize("name", ["sdpa", "mine:attend"])
 @pytest.mark.parametrize("source", ["the rounding of O", "another"])
 def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path, source: str, name: str) -> None:
@@ -302,6 +320,7 @@ def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path,
     told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
     assert "δ is biased" in told.splitlines()[0]
     assert ("the bias has another source" in told) == (source == "another")
+    assert ("fault in the kernel's own" in told) == (source == "another")
     assert ("flashpoint.stabilize(" in told) == (source == "the rounding of O")
     assert ("functions=[…]" in told) == (source == "the rounding of O" and ":" in name)
 

@@ -56,6 +56,7 @@ _EXCHANGES = {
     ),
 }
 """What to do about a biased δ, by the attention that takes the call."""
+_ELSEWHERE = "Look for a fault in the kernel's own δ and dS first: O's rounding does not make this bias."
 _TURNED = 0.02
 """A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
@@ -104,6 +105,7 @@ class Exchange(NamedTuple):
         named: whether it has to be told of a function.
         stabilized: whether it has changed them.
         is_there: whether the calls have this attention already.
+        beyond: whether the rounding of O surely does not account for a bias of δ.
     """
 
     attention: str
@@ -111,6 +113,7 @@ class Exchange(NamedTuple):
     named: bool = False
     stabilized: bool = False
     is_there: bool = False
+    beyond: bool = False
 
     @property
     def remedy(self) -> str:
@@ -128,7 +131,7 @@ class Exchange(NamedTuple):
                 f"{FIXED} takes δ from an O that is not rounded: this bias has another source, or is by chance. "
                 "Diagnose another capture."
             )
-        text = _EXCHANGES[self.attention]
+        text = f"{_ELSEWHERE} {_EXCHANGES[self.attention]}" if self.beyond else _EXCHANGES[self.attention]
         if not self.stabilizes:
             return _without("flashpoint.stabilize", text)
         functions = "flashpoint.stabilize(model, functions=[…])` with the functions of flashpoint.watch"
@@ -171,7 +174,8 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
     stabilized = any(one.call.has_fp16_inside and not one.probed for one in of)
     attention = _attention_for(of)
     is_there = all(one.call.attention == attention and not one.probed for one in of)
-    return Exchange(attention, bool(stabilizes), named, stabilized, is_there)
+    beyond = any(found.beyond_rounding and found.kind in _OF_DELTA for one in of for found in one.findings)
+    return Exchange(attention, bool(stabilizes), named, stabilized, is_there, beyond)
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:

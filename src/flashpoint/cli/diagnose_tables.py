@@ -204,8 +204,8 @@ def _told(
         ignited = _UNSEEN_CAUSE if growth and growth.warned else ""
         note = _joined(measures.note, ignited, to_be_sure_of(exchange) if to_be_sure or ignited else "")
         measures = dataclasses.replace(measures, note=note)
-    lines = [f"- layer {one.layer}, head {_heads(one)}, {one.kind}: {one.text}" for one in first]
-    lines += [f"- layer {one.layer}, head {_heads(one)}, {one.kind}; its W_Q did not grow" for one in beside]
+    lines = [f"- {_place(one)}, {one.kind}: {one.text}" for one in first]
+    lines += [f"- {_place(one)}, {one.kind}; its W_Q did not grow" for one in beside]
     said = ["\n".join(lines), growth.words if growth else "", note if findings else ""]
     captured = {row[0] for row in measures.rows}
     return verdict(first, growth, captured, suspected, nothing, modules, exchange), [
@@ -216,6 +216,10 @@ def _told(
 
 def _heads(finding: Finding) -> str:
     return ", ".join(map(str, finding.heads))
+
+
+def _place(finding: Finding) -> str:
+    return f"layer {finding.layer}, head{'s' * (len(finding.heads) > 1)} {_heads(finding)}"
 
 
 def _joined(*parts: str) -> str:

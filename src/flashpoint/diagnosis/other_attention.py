@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -190,12 +192,14 @@ def users_function(word: str) -> Function:
     own = user_code.load(word, word)
     if not callable(own):
         raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
+    causal = _causal_of(own, word)
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
         factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
         with user_code.errors_in_one_line(word, word, "it is called with q, k, v, is_causal"):
-            out = own(q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor, k, v, is_causal)
+            scaled = q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor
+            out = own(scaled, k, v, **{causal: is_causal}) if causal else own(scaled, k, v, is_causal)
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
         wanted = [*q.shape[:-1], v.shape[-1]]
@@ -205,6 +209,25 @@ def users_function(word: str) -> Function:
         return out
 
     return function
+
+
+def _causal_of(own: Callable[..., Any], word: str) -> str:
+    """Return the parameter of a user's function that takes ``is_causal``; empty where it is the fourth by position.
+
+    Raises:
+        UserError: the fourth one means something else: its default is no truth value.
+    """
+    try:
+        parameters = inspect.signature(own).parameters
+    except (TypeError, ValueError):  # of a function in C, which has no signature
+        return ""
+    by_name = {name for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
+    if named := next((name for name in ("is_causal", "causal") if name in by_name), ""):
+        return named
+    fourth = next(iter([*parameters.values()][3:]), None)
+    if fourth is not None and fourth.default is not fourth.empty and not isinstance(fourth.default, bool):
+        raise UserError(f"{word}: {fourth.name} is its fourth parameter; give a function of q, k, v and is_causal")
+    return ""
 
 
 def _untaken(call: AttentionCall, takes_mask: bool) -> str:

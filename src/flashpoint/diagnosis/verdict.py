@@ -54,6 +54,10 @@ _LENGTH_OFF = 5e-4
 _FOLLOWS = 0.5
 _EXPLAINED = 0.25
 """Of the mean of row sums, that the response of O to a shift of all scores accounts for. Of a bias of δ it is 0."""
+_MOST_BY_ROUNDING = 2**-7
+"""Of |dO||O|, what BF16 roundings of Ō and of O add to δ at most: by Cauchy and Schwarz half an ulp at 1 each."""
+_MANY = 1_000
+"""Standard errors beyond which their number tells nothing more."""
 _OF_DELTA = frozenset((*table.GRAD_DELTA.names, table.FOLLOWS_OUT.name, table.DELTA_ROUNDING.name))
 """Measures of δ by dQ."""
 _ROUNDED = 1.5
@@ -300,8 +304,12 @@ def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, findin
         source = "its error follows the rounding of O; "
     elif following and following.surely_not[worst]:
         source, beyond = "its error does not follow O's rounding; ", True
+    elif following and abs(size) > max(_MOST_BY_ROUNDING, float(following.rounding[worst])):
+        source = f"no rounding of O to BF16 adds more than {_MOST_BY_ROUNDING:.1e}: the bias has another source; "
+        beyond = True
+    errors = f"{abs(sure):,.0f}" if abs(sure) < _MANY else f"more than {_MANY:,}"
     text = (
-        f"δ errs by {size:+.1e} of |dO||O| on average, {abs(sure):,.0f} standard errors of {bias}, "
+        f"δ errs by {size:+.1e} of |dO||O| on average, {errors} standard errors of {bias}, "
         f"and by {nats:+.1e} nats over them; its noise is {float(bias.noise[worst]):.1e}; {source}{ignited(size)}"
     )
     return dataclasses.replace(finding("delta_bias", heads, text), beyond_rounding=beyond)
