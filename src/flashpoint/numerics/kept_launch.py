@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import threading
 from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
 from operator import attrgetter
@@ -51,32 +52,34 @@ class KeptLaunch:
 
     def __call__(self, copied: Sequence[Tensor], pointed_at: Sequence[Tensor], *numbers: int) -> None:
         """Launch with tensors that the copy engine reads or writes, those that the kernel has pointers to, and always
-        the same numbers but for those that Triton does not specialise for.
+        the same numbers but for those that Triton does not specialise for. Where tensors lie anew as others did, by
+        address and strides, they have the shapes and dtypes of those.
 
         A tensor to read is itself copied first if need be (:func:`readable`); one to write lies as ``by_token`` has it.
         """
         at, pointers = (*map(_address, copied),), (*map(_address, pointed_at),)
-        forms = *map(_form, copied), *map(_strides, copied), *map(_dtype, pointed_at)
-        everything = self, self._stream(), at, pointers, numbers, forms
+        strides, stream = (*map(_strides, copied),), self._stream()
+        here = self, stream, *numbers, *at, *pointers, *strides
         hooked = _has_hooks()
-        if (ready := _READY.get(everything)) and not hooked:
+        if (ready := _READY.get(here)) and not hooked:
             launch, arguments = ready
             launch(*arguments)
             return
         # What Triton, and who makes a descriptor, tells apart.
-        like = forms, *(address % 16 for address in at), *(address % 16 == 0 for address in pointers)
+        forms = *map(_form, copied), *strides, *map(_dtype, pointed_at)
+        like = *forms, *(address % 16 for address in at), *(address % 16 == 0 for address in pointers)
         if not (kept := self._kept.get(like)):
             self._kept_first(like, copied, pointed_at, numbers)
-        elif hooked or kept.launch_in_c is None:
+        elif hooked or kept.in_c is None:
             kept.launch(*map(_descriptor, copied, kept.forms), *pointers, *numbers, *kept.constants)
         else:
+            launch, arguments_of = kept.in_c
             descriptors = map(_descriptor, map(_Address, at), kept.forms)
-            given = (*descriptors, *pointers, *numbers, *kept.constants)
-            arguments = _arguments_in_c(kept.compiled, self._grid, everything[1], given)
+            arguments = arguments_of(*self._grid, stream, *descriptors, *pointers, *numbers, *kept.constants)
             if len(_READY) >= _READY_AT_MOST:
                 _READY.clear()
-            _READY[everything] = kept.launch_in_c, arguments
-            kept.launch_in_c(*arguments)
+            _READY[here] = launch, arguments
+            launch(*arguments)
 
     def _kept_first(
         self, like: tuple[object, ...], copied: Sequence[Tensor], pointed_at: Sequence[Tensor], numbers: Sequence[int]
@@ -94,8 +97,8 @@ class KeptLaunch:
                 for given, x, one in zip(copied, tensors, first, strict=True)
             ]
             constants = [self._choices[name] for name in names]
-            in_c = None if any(had_to_be_copied for had_to_be_copied, _, _ in forms) else _launch_in_c(compiled)
-            self._kept[like] = _Kept(compiled, compiled[self._grid], in_c, forms, constants)
+            in_c = None if any(had_to_be_copied for had_to_be_copied, _, _ in forms) else _in_c(compiled)
+            self._kept[like] = _Kept(compiled[self._grid], in_c, forms, constants)
             if in_c is not None:
                 self._stream = partial(driver.active.get_current_stream, driver.active.get_current_device())
 
@@ -107,11 +110,10 @@ _Form = tuple[bool, type[Any], dict[str, Any]]
 
 
 class _Kept(NamedTuple):
-    compiled: CompiledKernel
     launch: Callable[..., None]
     """Triton's, of this grid."""
-    launch_in_c: Callable[..., None] | None
-    """None where it cannot be called alone."""
+    in_c: tuple[Callable[..., None], Callable[..., tuple[Any, ...]]] | None
+    """:func:`_in_c`; None where a tensor has to be copied, too."""
     forms: list[_Form]
     constants: list[Any]
 
@@ -138,9 +140,14 @@ def _has_hooks() -> bool:
     return bool(getattr(entered, "calls", entered) or getattr(left, "calls", left))
 
 
-def _launch_in_c(compiled: CompiledKernel) -> Callable[..., None] | None:
-    """Return the function in C that a launch of Triton ends in; None where Triton has more to do for each launch, such
-    as to allocate memory, and where it launches in another way than the releases 3.6 to 3.9."""
+def _in_c(compiled: CompiledKernel) -> tuple[Callable[..., None], Callable[..., tuple[Any, ...]]] | None:
+    """Return the function in C that a launch of Triton ends in, and what leads from a grid, a stream and a kernel's
+    arguments to those of that function, by Triton's own way.
+
+    Returns:
+        None where Triton has more to do for each launch, such as to allocate memory, and where it launches in another
+        way than the releases 3.6 to 3.9.
+    """
     launcher: Any = getattr(compiled, "run", None)
     if type(launcher) is not nvidia.CudaLauncher or not hasattr(nvidia, "wrap_handle_tensordesc"):
         return None
@@ -149,20 +156,22 @@ def _launch_in_c(compiled: CompiledKernel) -> Callable[..., None] | None:
         return None
     launch = launcher.launch
     found = inspect.getclosurevars(launch).nonlocals.get("launcher") if inspect.isfunction(launch) else None
-    return found if callable(found) else None
+    if not callable(found):
+        return None
+    seen = threading.local()
 
+    def see(*arguments: Any) -> None:
+        seen.arguments = arguments
 
-def _arguments_in_c(
-    compiled: CompiledKernel, grid: tuple[int, int, int], stream: int, given: tuple[Any, ...]
-) -> tuple[Any, ...]:
-    """Return what Triton hands to its launcher in C for the arguments of a kernel, by Triton's own way to it."""
-    seen: list[tuple[Any, ...]] = []
-    launcher = copy.copy(compiled.run)
-    launcher.launch = nvidia.wrap_handle_tensordesc(
-        lambda *arguments: seen.append(arguments), compiled.src.signature, compiled.metadata.tensordesc_meta
-    )
-    launcher(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *given)
-    return seen[0]
+    shows = copy.copy(launcher)
+    shows.launch = nvidia.wrap_handle_tensordesc(see, compiled.src.signature, compiled.metadata.tensordesc_meta)
+
+    def arguments_of(x: int, y: int, z: int, stream: int, *given: Any) -> tuple[Any, ...]:
+        shows(x, y, z, stream, compiled.function, compiled.packed_metadata, None, None, None, *given)
+        arguments: tuple[Any, ...] = seen.arguments
+        return arguments
+
+    return found, arguments_of
 
 
 def readable(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
