@@ -43,6 +43,11 @@ def test_the_result_comes_back() -> None:
         assert work.result() == 42
 
 
+def test_the_caller_goes_first() -> None:
+    with in_background(os.nice, 0) as work:
+        assert work.result() > os.nice(0)
+
+
 def test_an_error_comes_back_as_it_is() -> None:
     with pytest.raises(UserError, match=r"^data\.path: refused$"), in_background(refused, "data.path") as work:
         work.result()

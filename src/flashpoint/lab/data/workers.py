@@ -18,6 +18,8 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 _GRACE = 10
 """Seconds in which a process whose parent is gone may leave its with-blocks."""
+_BEHIND = 10
+"""Niceness of what is done in the background: as many processes as there are cores would slow the caller."""
 _LOOK = 0.5
 """Seconds between looks whether the program has come to its end."""
 
@@ -102,7 +104,8 @@ def follow_parent() -> None:
 
 @contextlib.contextmanager
 def in_background(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]]:
-    """Do ``work`` in a process of its own: a Python process computes in one thread at a time.
+    """Do ``work`` in a process of its own: a Python process computes in one thread at a time. The caller goes first
+    where there are too few cores for both.
 
     Leaving the block waits for the process. Where the block fails, or this process dies, the other one is told to end.
     It leaves its with-blocks when it next runs Python, and so removes what it has not finished.
@@ -116,6 +119,7 @@ def in_background(work: Callable[..., T], *arguments: Any) -> Iterator[Future[T]
 
 def _start_background() -> None:
     follow_parent()
+    os.nice(_BEHIND)
     signal.signal(signal.SIGTERM, _leave_blocks)
 
 
