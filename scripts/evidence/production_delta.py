@@ -10,8 +10,8 @@ times the error of δ. Shifts stand in front of that call. One line of JSON a ru
 after ``--minutes``, and goes on where the file ends.
 
 ``jax_cudnn`` and ``jax_xla`` are ``jax.nn.dot_product_attention`` by that implementation, and ``FILE.py:FUNCTION`` is
-a function of your own, which takes q, k, v [B, H, T, 128] and is_causal. The model runs with PyTorch's attention then,
-so that dO is that of another O.
+a function of your own, which takes q, k, v [B, H, T, 128], is_causal and scale. The model runs with PyTorch's attention
+then, so that dO is that of another O.
 """
 
 from __future__ import annotations

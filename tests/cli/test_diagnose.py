@@ -17,6 +17,7 @@ from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.delta_bias import delta_sample
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.other_attention import function_named
 from flashpoint.diagnosis.probe import results_of
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import DeltaError
@@ -287,8 +288,9 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert [table["note"] for table in clean["tables"]] == [""]
 
 
-def test_a_users_function_gets_is_causal_by_its_name(tmp_path: Path) -> None:
-    """By position it would be flash-attn's ``dropout_p``, and 1 there."""
+def test_a_users_function_gets_is_causal_and_the_scale_by_name(tmp_path: Path) -> None:
+    """By position it would be flash-attn's ``dropout_p``, and 1 there. A scale of another width than q's would else
+    round q in BF16, and so O: δ then seemed to follow its rounding with a slope of 0.7."""
     capture(tmp_path / "layer-03.safetensors", Fault("none"))
     own = tmp_path / "own.py"
     own.write_text(
@@ -300,6 +302,9 @@ def test_a_users_function_gets_is_causal_by_its_name(tmp_path: Path) -> None:
     )
     told = diagnose(str(tmp_path), "--attention", f"{own}:like_flash_attn")
     assert told["heading"].startswith("Nothing found.")
+    q, k, v = torch.randn(3, 2, 2, 64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
+    wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.25, is_causal=True)
+    assert torch.equal(function_named(f"{own}:like_flash_attn")(q, k, v, True, 0.25), wanted)  # q is not rounded
     refused = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", f"{own}:other"])
     assert refused.exit_code == 2
     assert "strength is its fourth parameter; give a function of q, k, v and is_causal" in refused.output

@@ -21,9 +21,9 @@ from flashpoint.errors import UserError
     "--attention",
     metavar="ENGINE",
     help="Call this attention anew, and ask it for row sums and weights: sdpa:math, sdpa:flash, sdpa:efficient, "
-    "sdpa:cudnn, flex, flash_attn, fa4, xformers, a variant of configs/attn, or FILE.py:FUNCTION, which takes q, k, v "
-    "and is_causal. all: a table of the first eight, with why those do not run that do not. Default: a RUN's own; of a "
-    "CAPTURE or MODEL the results as they were recorded.",
+    "sdpa:cudnn, flex, flash_attn, fa4, xformers, a variant of configs/attn, or FILE.py:FUNCTION, which takes q, k, v, "
+    "is_causal and scale; one without a scale gets a q that is scaled and rounded. all: a table of the first eight; a "
+    "line says why one does not run. Default: a RUN's own; of a CAPTURE or MODEL the results as they were recorded.",
 )
 @click.option("--text", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="For a MODEL to read.")
 @click.option("--tokens", type=click.IntRange(2), default=1024, show_default=True, help="Of a sequence of the text.")

@@ -25,6 +25,8 @@ from flashpoint.numerics.variant import AttentionVariant, kernel_in
 
 BACKENDS = [name.removeprefix("sdpa_") for name in PRODUCTION if name.startswith("sdpa_")]
 """Backends of ``scaled_dot_product_attention``, by their names after ``sdpa:``."""
+_CAUSAL, _SCALE = ("is_causal", "causal"), ("scale", "softmax_scale", "sm_scale")
+"""Names of parameters: of PyTorch, flash-attn and Triton's tutorial."""
 ALL = [*(f"sdpa:{backend}" for backend in BACKENDS), *(name for name in PRODUCTION if not name.startswith("sdpa"))]
 """Attentions of other libraries as users call them, but ``sdpa``, which is one of these."""
 
@@ -192,14 +194,18 @@ def users_function(word: str) -> Function:
     own = user_code.load(word, word)
     if not callable(own):
         raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
-    causal = _causal_of(own, word)
+    causal, scaled = _parameters(own, word)
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        factor = scale * q.shape[-1] ** 0.5  # such a function takes 1/√d for α
+        factor = scale * q.shape[-1] ** 0.5  # a function without a scale takes 1/√d for α; in BF16 this rounds q
+        if not scaled and not math.isclose(factor, 1.0, rel_tol=1e-9):
+            q = q * factor
+        named: dict[str, Any] = {causal: is_causal} if causal else {}
+        if scaled:
+            named[scaled] = scale
         with user_code.errors_in_one_line(word, word, "it is called with q, k, v, is_causal"):
-            scaled = q if math.isclose(factor, 1.0, rel_tol=1e-9) else q * factor
-            out = own(scaled, k, v, **{causal: is_causal}) if causal else own(scaled, k, v, is_causal)
+            out = own(q, k, v, **named) if causal else own(q, k, v, is_causal, **named)
         if not isinstance(out, Tensor):
             raise UserError(f"{word}: returns a {type(out).__name__}; return O [B, H, T, d] as a tensor")
         wanted = [*q.shape[:-1], v.shape[-1]]
@@ -211,8 +217,9 @@ def users_function(word: str) -> Function:
     return function
 
 
-def _causal_of(own: Callable[..., Any], word: str) -> str:
-    """Return the parameter of a user's function that takes ``is_causal``; empty where it is the fourth by position.
+def _parameters(own: Callable[..., Any], word: str) -> tuple[str, str]:
+    """Return the parameters of a user's function that take ``is_causal`` and α, by name. The first is empty where it is
+    the fourth by position, the second where there is none.
 
     Raises:
         UserError: the fourth one means something else: its default is no truth value.
@@ -220,14 +227,13 @@ def _causal_of(own: Callable[..., Any], word: str) -> str:
     try:
         parameters = inspect.signature(own).parameters
     except (TypeError, ValueError):  # of a function in C, which has no signature
-        return ""
+        return "", ""
     by_name = {name for name, one in parameters.items() if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)}
-    if named := next((name for name in ("is_causal", "causal") if name in by_name), ""):
-        return named
+    causal, scaled = (next((name for name in names if name in by_name), "") for names in (_CAUSAL, _SCALE))
     fourth = next(iter([*parameters.values()][3:]), None)
-    if fourth is not None and fourth.default is not fourth.empty and not isinstance(fourth.default, bool):
+    if not causal and fourth and fourth.default is not fourth.empty and not isinstance(fourth.default, bool):
         raise UserError(f"{word}: {fourth.name} is its fourth parameter; give a function of q, k, v and is_causal")
-    return ""
+    return causal, scaled
 
 
 def _untaken(call: AttentionCall, takes_mask: bool) -> str:
