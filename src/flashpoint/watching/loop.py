@@ -20,13 +20,12 @@ from collections.abc import Callable, Iterator, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.measure_table import SEQUENCES
 from flashpoint.errors import UserError, is_first_process
-from flashpoint.listeners import Listener
 from flashpoint.watching.events import (
     BatchSeen,
     CaptureAsked,
@@ -44,6 +43,9 @@ from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.notices import tell
 from flashpoint.watching.recording import NullRecorder, Options, Recorder, Recording
 from flashpoint.watching.watched_run import WatchedRun
+
+if TYPE_CHECKING:  # most loops have no listener
+    from flashpoint.listeners import Listener
 
 _Wandb = Literal["disabled", "offline", "online"]
 _KILLING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))

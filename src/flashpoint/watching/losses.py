@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -24,7 +25,6 @@ from flashpoint.detector import (
     undecided,
 )
 from flashpoint.early_warning import Sentinel
-from flashpoint.listeners import Metrics
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS
 from flashpoint.runs.outcome import NO_LOSS, Verdict
 from flashpoint.watching.arrivals import Arrivals, Number, floats, one_number
@@ -44,6 +44,9 @@ from flashpoint.watching.events import (
 from flashpoint.watching.left_out import is_dtensor, is_sharded, local
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
+
+if TYPE_CHECKING:  # most loops have no listener
+    from flashpoint.listeners import Metrics
 
 _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.runs.outcome import Birth, Where
-from flashpoint.watching.first_nonfinite import Asked, SeenCall, StepNumbers
+from flashpoint.watching.nonfinite_numbers import Asked, SeenCall, StepNumbers
 
 _FORWARD, _BACKWARD = ("q", "k", "v", "O"), ("dO", "dQ", "dK", "dV")
 _TOLD, _KEPT = 3, 8

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
@@ -16,7 +16,6 @@ from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.early_warning import Sentinel
 from flashpoint.files import shown
-from flashpoint.listeners import Listener
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
@@ -30,6 +29,9 @@ from flashpoint.watching.notices import Notices
 from flashpoint.watching.observer import ObservationSchedule, Observer
 from flashpoint.watching.projections import WeightNorms
 from flashpoint.watching.watched_run import WatchedRun
+
+if TYPE_CHECKING:  # most loops have no listener
+    from flashpoint.listeners import Listener
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

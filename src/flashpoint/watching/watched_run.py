@@ -9,7 +9,7 @@ import platform
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import torch
 
@@ -18,13 +18,15 @@ from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.files import atomic_write, shown, write_json
 from flashpoint.hardware import hardware_name
-from flashpoint.listeners import Listener, Listeners, Metrics
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
 from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Birth, Outcome, Verdict
 from flashpoint.watching.notices import tell, without_numbers
+
+if TYPE_CHECKING:  # most loops have no listener
+    from flashpoint.listeners import Listener, Listeners, Metrics
 
 
 class WatchedRun:
@@ -61,7 +63,11 @@ class WatchedRun:
         self.folder = RunFolder(made.path.absolute())  # the loop may change its working directory
         if made.path != runs_dir / name:
             tell(f"watch {self.name}: {runs_dir / name} is there already: this run is {made.path}")
-        self._listeners = Listeners(listeners)
+        self._listeners: Listeners | None = None
+        if listeners:  # few loops have any
+            from flashpoint.listeners import Listeners
+
+            self._listeners = Listeners(listeners)
         self._manifest: dict[str, Any] = {
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "hardware": hardware_name(device),
@@ -92,7 +98,8 @@ class WatchedRun:
         self._births: list[Birth] = []
         self._told_removed = False
         self._modules: list[str] = []
-        self._listeners.begun(self.folder, first_step)
+        if self._listeners is not None:
+            self._listeners.begun(self.folder, first_step)
 
     @property
     def name(self) -> str:
@@ -152,8 +159,9 @@ class WatchedRun:
         """Log the metrics of several steps."""
         self._is_there()
         self._metrics.log_all(of_steps)
-        for step, metrics in of_steps:
-            self._listeners.logged(step, metrics)
+        if self._listeners is not None:
+            for step, metrics in of_steps:
+                self._listeners.logged(step, metrics)
 
     def note_batches(self, fingerprints: Sequence[tuple[int, int]]) -> None:
         """Record which batches steps trained on, by their fingerprints."""
@@ -219,5 +227,6 @@ class WatchedRun:
         finally:
             if self._is_there():
                 write_json(self.folder.outcome, outcome.to_dict())
-            self._listeners.ended(self.folder, outcome)
+            if self._listeners is not None:
+                self._listeners.ended(self.folder, outcome)
         return outcome
