@@ -238,6 +238,18 @@ def test_another_attention_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [torch.float16]
 
 
+def test_who_computes_it_line_by_line_in_transformers_is_told_of_others(capfd: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, attn_pdrop=0.0)
+    model = transformers.GPT2LMHeadModel._from_config(config, attn_implementation="eager").bfloat16()
+    with flashpoint.stabilize(model):
+        model(torch.arange(32)[None]).logits.sum().backward()
+    assert "another attn_implementation than eager" in capfd.readouterr().err
+    with flashpoint.stabilize(MODEL):
+        pass
+    assert "attn_implementation" not in capfd.readouterr().err
+
+
 def test_a_block_that_nobody_begins_is_told(capfd: pytest.CaptureFixture[str]) -> None:
     flashpoint.stabilize(MODEL)
     assert len(capfd.readouterr().err.splitlines()) == 1

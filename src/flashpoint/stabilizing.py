@@ -247,7 +247,7 @@ def _stabilized(model: nn.Module, named: Sequence[NamedFunction], announced: set
         finally:
             told.open = False
             _open.remove(told)
-            _tell(told)
+            _tell(told, model)
 
 
 def center_keys(k: Tensor, dim: int = -2) -> Tensor:
@@ -395,13 +395,17 @@ def _note(name: str, in_forward_alone: bool = False) -> None:
         notify(f"stabilize: {name} has FP16 inside{alone * in_forward_alone}")
 
 
-def _tell(told: Stabilized) -> None:
+def _tell(told: Stabilized, model: nn.Module) -> None:
     if sys.exc_info()[0] is not None:
         return
     if not told.called:
+        configurations = (getattr(module, "config", None) for module in model.modules())
+        eager = any(getattr(one, "_attn_implementation", None) == "eager" for one in configurations)
         notify(
-            "stabilize: no attention in BF16 was called that it knows. Turn autocast to BF16 on, call PyTorch's "
-            "scaled_dot_product_attention as an attribute of its module, or name another as functions=['MODULE:NAME']"
+            "stabilize: no attention in BF16 was called that it knows. "
+            + "Load the model of Transformers with another attn_implementation than eager, as 'sdpa'. " * eager
+            + "Turn autocast to BF16 on, call PyTorch's scaled_dot_product_attention as an attribute of its module, "
+            "or name another as functions=['MODULE:NAME']"
         )
     if clamped := told.clamped:
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from click.testing import CliRunner
 
 from flashpoint.cli import diagnose_tables
@@ -117,6 +118,17 @@ def captured(fault: Fault, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -
 
 def capture(path: Path, fault: Fault) -> None:
     captured(fault).write(path)
+
+
+def test_layers_of_several_sizes_are_told_as_that(tmp_path: Path) -> None:
+    for layer, (sequences, heads, length, size) in enumerate(((4, 2, 20, 8), (3, 4, 1, 16)), 1):
+        q, k, v, grad_out = torch.randn(4, sequences, heads, length, size).bfloat16()
+        call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), layer, 9, "sdpa")
+        found = results_of(lambda q, k, v, causal, scale: F.scaled_dot_product_attention(
+            q, k, v, is_causal=causal, scale=scale), call)  # fmt: skip
+        dataclasses.replace(call, **vars(found)).write(tmp_path / f"layer-0{layer}.safetensors")
+    heading = diagnose(str(tmp_path))["heading"]
+    assert "2 layers of 2 to 4 heads, 3 to 4 sequences of 1 to 20 tokens, d 8 to 16" in heading
 
 
 @pytest.mark.parametrize(("dtype", "told"), [(torch.float16, True), (torch.bfloat16, False)])

@@ -229,6 +229,7 @@ def test_norms_of_layers_with_different_numbers_of_heads_are_judged_and_not_logg
     told = capsys.readouterr().err
     assert told.count("norms of W_Q and W_K are judged for the early warning, and not logged") == 1
     assert "failed" not in told
+    assert "the loss and sdpa in 2 layers of 2 to 4 heads (first to second)" in told
     expected = [
         [float(torch.linalg.matrix_norm(head, 2)) for head in weight.unflatten(0, (heads, -1))]
         for weight, heads in ((first, 4), (second, 2))

@@ -33,6 +33,7 @@ from flashpoint.diagnosis.measure_table import (
     TIES,
     Measure,
 )
+from flashpoint.runs.metric_table import counted
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -70,17 +71,17 @@ COLUMNS = {
 
 def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
     """Return what was diagnosed: the attention, the weights, layers, sequences."""
-    call = diagnoses[0].call
-    sequences, heads, length, size = call.q.shape
+    sequences, heads, lengths, sizes = zip(*(diagnosis.call.q.shape for diagnosis in diagnoses), strict=True)
     recorded = ", ".join(dict.fromkeys(diagnosis.call.attention for diagnosis in diagnoses))
     name = f"{attention} on what {recorded} was given" if attention else recorded
     how = "called anew" if diagnoses[0].probed else "as recorded"
     told = (
-        f"{name}, {how}: {weights}, {_count(len(diagnoses), 'layer')} of {_count(heads, 'head')}, "
-        f"{_count(sequences, 'sequence')} of {length:,} tokens, d {size}{_otherwise_called(diagnoses)}"
+        f"{name}, {how}: {weights}, {counted('layer', len(diagnoses))} of {counted('head', *heads)}, "
+        f"{counted('sequence', *sequences)} of {counted('token', *lengths)}, d {' to '.join(_least_and_most(sizes))}"
+        f"{_otherwise_called(diagnoses)}"
     )
     bias = diagnoses[0].bias
-    return told if bias is None or str(bias) == _count(sequences, "sequence") else f"{told}; bias of δ: {bias}"
+    return told if bias is None or str(bias) == counted("sequence", sequences[0]) else f"{told}; bias of δ: {bias}"
 
 
 def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
@@ -95,8 +96,8 @@ def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
     return "".join(f"; {what} in {of}" for what, of in where.items())
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+def _least_and_most(numbers: Sequence[int]) -> list[str]:
+    return [str(number) for number in sorted({min(numbers), max(numbers)})]
 
 
 def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
@@ -109,8 +110,8 @@ def delta_heading(samples: Mapping[int, DeltaSample]) -> str:
     different = len(by_identity(sample.identities))
     repeated = f", {different:,} different," if different < len(sample.steps) else ""
     return (
-        f"δ alone, the tensors have been deleted: {_count(len(samples), 'layer')} of {_count(sample.heads, 'head')}, "
-        f"{_count(len(sample.steps), 'sequence')}{repeated} of {steps}"
+        f"δ alone, the tensors have been deleted: {counted('layer', len(samples))} of {counted('head', sample.heads)}, "
+        f"{counted('sequence', len(sample.steps))}{repeated} of {steps}"
     )
 
 
@@ -361,7 +362,7 @@ def too_few(biases: Mapping[int, DeltaBias], more: str) -> str:
     least = min((bias for bias in biases.values() if bias.judges), key=lambda bias: bias.fewest, default=None)
     if least is not None and least.fewest < FEW:
         remedy = f": {more.format(SEQUENCES)}" if more else ""
-        count, different = _count(least.fewest, "sequence"), ""
+        count, different = counted("sequence", least.fewest), ""
         if least.repeats:
             count, different = (
                 f"{int(least.observed.max()):,} sequences, {least.fewest:,} different,",

@@ -24,6 +24,12 @@ def layer_told(layer: int, module: str) -> str:
     return f"layer {layer} ({module})" if module else f"layer {layer}"
 
 
+def counted(noun: str, *numbers: int) -> str:
+    """Return how people are told how many there are: ``1 head``, ``4 heads``, or of several things ``2 to 4 heads``."""
+    least, most = min(numbers), max(numbers)
+    return (f"{least:,} to " if least < most else "") + f"{most:,} {noun}{'s' * (most != 1)}"
+
+
 @dataclass(frozen=True)
 class Metric:
     """One quantity that is measured."""

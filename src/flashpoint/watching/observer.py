@@ -264,7 +264,10 @@ class Observer:
 
     def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
         if called:
-            return ["no gradient came to any attention before watched.step; call it after the backward pass"]
+            return [
+                "no gradient came to any attention before watched.step: call it after the backward pass, or the loss "
+                "of this step uses none"
+            ]
         if in_other_thread and not reasons:
             return ["the model was called in another thread than watched.step before; call both in one thread"]
         return reasons or [UNKNOWN]

@@ -16,6 +16,7 @@ from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.early_warning import Sentinel
 from flashpoint.files import shown
+from flashpoint.runs.metric_table import counted
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
@@ -209,16 +210,12 @@ class _FirstStep:
         self._told = True
         watched = "the loss, and no attention so far"
         if self._calls:
-            layers, heads = len(self._calls), self._calls[0].q.shape[1]
+            layers, heads = len(self._calls), [call.q.shape[1] for call in self._calls]
             names = ", ".join(dict.fromkeys(call.attention for call in self._calls))
             first, last = self._calls[0].module, self._calls[-1].module
             where = f" ({first}{f' to {last}' if layers > 1 else ''})" if first and last else ""
-            watched = f"the loss and {names} in {_count(layers, 'layer')} of {_count(heads, 'head')}{where}"
+            watched = f"the loss and {names} in {counted('layer', layers)} of {counted('head', *heads)}{where}"
         folder = str(shown(self._run.folder.path))
         follow = shlex.join(["flashpoint", "watch", folder])
         self._notices.tell(f"step {event.step:,}: {watched}, written to {folder}; to follow: {follow}")
         self._calls = ()  # tensors
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
