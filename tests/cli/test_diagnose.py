@@ -143,6 +143,7 @@ def test_of_fp16_tensors_it_says_that_a_grad_scaler_scales_nats(tmp_path: Path, 
     [
         (torch.bfloat16, "mine", True),
         (torch.bfloat16, "mine with FP16 inside", False),
+        (torch.bfloat16, "flash_bf16", False),  # stabilize does not change what flashpoint.attention computes
         (torch.float16, "mine with FP16 inside", False),
         (torch.float16, "mine", False),
         (torch.float32, "mine", False),
@@ -181,7 +182,10 @@ def test_what_a_run_has_is_not_advised_to_it(tmp_path: Path, size: float, name: 
     assert ("variant='flash_fixed'" in found[0].note) == (name == "sdpa" and size > 0)
 
 
-@pytest.mark.parametrize(("attentions", "advised"), [("sdpa", True), ("sdpa with FP16 inside", False)])
+@pytest.mark.parametrize(
+    ("attentions", "advised"),
+    [("sdpa", True), ("sdpa with FP16 inside", False), ("sdpa_cudnn", True), ("flash_bf16 scores=none", False)],
+)
 def test_fp16_inside_is_advised_once_also_without_tensors(attentions: str, advised: bool) -> None:
     samples = {3: delta_sample(captured(Fault("delta_bias", size=2e-3)))}
     first, found = diagnose_tables.delta_tables(samples, attentions=attentions)

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
+from flashpoint.files import CONFIGS
 from flashpoint.runs.metric_table import layer_told
 
 if TYPE_CHECKING:
@@ -169,6 +170,7 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
         if one.call.is_bf16
         and (one.probed or not one.call.has_fp16_inside)
         and not any(found.beyond_rounding for found in one.findings)
+        and not is_flashpoints(one.call.attention)
     ]
     named = any(":" in one.call.attention for one in stabilizes)
     stabilized = any(one.call.has_fp16_inside and not one.probed for one in of)
@@ -176,6 +178,14 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
     is_there = all(one.call.attention == attention and not one.probed for one in of)
     beyond = any(found.beyond_rounding and found.kind in _OF_DELTA for one in of for found in one.findings)
     return Exchange(attention, bool(stabilizes), named, stabilized, is_there, beyond)
+
+
+def is_flashpoints(attention: str) -> bool:
+    """Whether a kernel of flashpoint computed a call, by the name of its variant: flashpoint.stabilize leaves it alone.
+    """
+    files = {path.stem: path for path in (CONFIGS / "attn").glob("*.yaml")}  # a capture's name may be no name of a file
+    file = files.get(attention.split(" ")[0])
+    return file is not None and "\nkernel:" not in file.read_text()
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:

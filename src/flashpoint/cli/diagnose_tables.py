@@ -13,6 +13,7 @@ from flashpoint.cli.diagnose_advice import (
     Exchange,
     advice,
     exchange_for,
+    is_flashpoints,
     of_other_outputs,
     suspects,
     to_be_sure_of,
@@ -144,7 +145,8 @@ def delta_tables(
     unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
     nothing = "δ was not judged." if unjudged else "Nothing found."
-    exchange = Exchange(FIXED, WITH_FP16_INSIDE not in attentions, is_there=attentions == FIXED)
+    stabilizes = WITH_FP16_INSIDE not in attentions and not is_flashpoints(attentions)
+    exchange = Exchange(FIXED, stabilizes, is_there=attentions == FIXED)
     return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, exchange)
 
 
