@@ -227,6 +227,21 @@ def test_what_is_kept_keeps_no_tensor(in_c: InC, swizzle: int | None) -> None:
     assert len(in_c.launches) == 2
 
 
+def test_a_kernel_without_descriptors_is_launched_in_c(in_c: InC) -> None:
+    kernel = InTriton(in_c, None)
+    kernel.arg_names = kernel.arg_names[2:]  # type: ignore[misc]
+    signature = dict(zip(kernel.arg_names, ["*fp32"] * 2 + ["i32"] * 2 + ["constexpr"] * 2, strict=True))
+    kernel.compiled.run.launch, kernel.compiled.src.signature = in_c, signature
+    kernel.compiled.metadata.tensordesc_meta = None
+    once = KeptLaunch(kernel, 6, (), CHOICES)
+    given, others = ((), tensors()[1]), ((), tensors()[1])
+    once(*given, 32, 1)
+    for which, layer in [(given, 1), (others, 1), (given, 2)] * 2:
+        assert launched(once, in_c, which, 32, layer) == by_triton(once, in_c, which, 32, layer)
+    assert len(kernel.looked_up) == 1
+    assert sum(ready[0] is once for ready in kept_launch._READY) == 3
+
+
 def test_a_launch_that_needs_memory_of_its_own_is_left_to_triton(in_c: InC, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = iter(range(100, 103))
     monkeypatch.setattr(nvidia._allocation, "_allocator", SimpleNamespace(get=lambda: lambda *_: next(memory)))

@@ -84,17 +84,17 @@ class KeptLaunch:
     def _kept_first(
         self, like: tuple[object, ...], copied: Sequence[Tensor], pointed_at: Sequence[Tensor], numbers: Sequence[int]
     ) -> None:
-        tensors, strides = zip(*map(readable, copied), strict=True)
+        read = [*map(readable, copied)]
         first = [
             self._described(x, list(x.shape), list(of), list(block))
-            for x, of, block in zip(tensors, strides, self._blocks, strict=True)
+            for (x, of), block in zip(read, self._blocks, strict=True)
         ]
         compiled = self._kernel[self._grid](*first, *pointed_at, *numbers, **self._choices)
         if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
             names = self._kernel.arg_names[len(first) + len(pointed_at) + len(numbers) :]
             forms = [
                 (x is not given, type(one), {name: of for name, of in vars(one).items() if name != "base"})
-                for given, x, one in zip(copied, tensors, first, strict=True)
+                for given, (x, _), one in zip(copied, read, first, strict=True)
             ]
             constants = [self._choices[name] for name in names]
             in_c = None if any(had_to_be_copied for had_to_be_copied, _, _ in forms) else _in_c(compiled)
@@ -155,7 +155,8 @@ def _in_c(compiled: CompiledKernel) -> tuple[Callable[..., None], Callable[..., 
     if any(getattr(launcher, size, True) for size in for_each) or getattr(launcher, "gsan_enabled", False):
         return None
     launch = launcher.launch
-    found = inspect.getclosurevars(launch).nonlocals.get("launcher") if inspect.isfunction(launch) else None
+    # Of a kernel without descriptors there is nothing around it.
+    found = inspect.getclosurevars(launch).nonlocals.get("launcher") if inspect.isfunction(launch) else launch
     if not callable(found):
         return None
     seen = threading.local()
