@@ -32,7 +32,7 @@ TRITON = 3, 6
 """The oldest release of Triton that the kernels compile with."""
 
 
-def _op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., Any]]:
+def op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., Any]]:
     """Make a function an op of this package. ``custom_op`` would add 20 µs of the host to every call of it."""
 
     def made(implementation: Callable[..., Any]) -> torch._ops.OpOverload[..., Any]:
@@ -44,8 +44,8 @@ def _op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., 
         schema = torch.library.infer_schema(implementation, mutates_args=())
         torch.library.define(f"flashpoint::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(f"flashpoint::{name}", "default", untraced)
-        op: torch._ops.OpOverload[..., Any] = getattr(torch.ops.flashpoint, name).default
-        return op
+        made: torch._ops.OpOverload[..., Any] = getattr(torch.ops.flashpoint, name).default
+        return made
 
     return made
 
@@ -56,7 +56,7 @@ def _disabled(implementation: Callable[..., Any]) -> Callable[..., Any]:
     return disabled
 
 
-@_op("flash_fwd")
+@op("flash_fwd")
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -72,7 +72,7 @@ def flash_fwd_op(
     return out, logsumexp, saved, q.new_empty(0) if centered is None else centered
 
 
-@_op("flash_bwd")
+@op("flash_bwd")
 def flash_bwd_op(
     grad_out: Tensor,
     q: Tensor,
@@ -366,17 +366,26 @@ def _kernels_for(
 @lru_cache
 def triton_suffices() -> bool:
     """Whether Triton is new enough for the kernels; if not, tell it once."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
-        found = "none"
-    new_enough = found != "none" and tuple(map(int, found.split(".")[:2])) >= TRITON
-    if not new_enough:
+    if not has_triton():
         notify(
-            f"the kernels need Triton {'.'.join(map(str, TRITON))}, which PyTorch 2.10 brings; here it is {found}: "
-            "the reference computes in their place, slower"
+            f"the kernels need Triton {'.'.join(map(str, TRITON))}, which PyTorch 2.10 brings; here it is "
+            f"{_triton_found()}: the reference computes in their place, slower"
         )
-    return new_enough
+    return has_triton()
+
+
+@lru_cache
+def has_triton() -> bool:
+    """Whether Triton is new enough for the kernels."""
+    found = _triton_found()
+    return found != "none" and tuple(map(int, found.split(".")[:2])) >= TRITON
+
+
+def _triton_found() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
 
 
 def noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:
