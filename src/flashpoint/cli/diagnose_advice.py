@@ -181,10 +181,9 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
 
 
 def is_flashpoints(attention: str) -> bool:
-    """Whether a kernel of flashpoint computed a call, by the name of its variant: flashpoint.stabilize leaves it alone.
-    """
+    """Whether a kernel of flashpoint computed a call, by its variant's name: flashpoint.stabilize leaves it alone."""
     files = {path.stem: path for path in (CONFIGS / "attn").glob("*.yaml")}  # a capture's name may be no name of a file
-    file = files.get(attention.split(" ")[0])
+    file = files.get(attention.split(" ", maxsplit=1)[0])
     return file is not None and "\nkernel:" not in file.read_text()
 
 
