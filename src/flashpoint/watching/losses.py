@@ -300,15 +300,16 @@ class LossRecorder:
         if self._told_margin or not math.isfinite(detector.minimum):
             return
         self._told_margin = True
-        how, window = "as margin= says", bounds.window
+        how = "what margin= says"
         if isinstance(detector, NoiseScaledDetector):
             how = f"{REACH:.1f} times the wander of such means, {detector.wander:.2g}"
             if detector.margin > REACH * detector.wander:
                 how = f"{SHARE:.0%} of the minimum, for {REACH:.1f} times the wander of such means is less"
-            how += "; it goes on being set by earlier losses, or is margin= of flashpoint.watch"
+            how += ", and follows later losses; margin= of flashpoint.watch sets another"
         self._notices.tell(
-            f"step {step:,}: an explosion is a mean of {window} losses more than {detector.margin:.3g} above its "
-            f"minimum, now {detector.minimum:.3g}, for {bounds.hold_steps} steps ({how})"
+            f"step {step:,}: an explosion is called once the mean of {bounds.window} steps stands more than "
+            f"{detector.margin:.3g} above its minimum ({detector.minimum:.3g} now) for {bounds.hold_steps} steps; the "
+            f"margin is {how}"
         )
 
     def _warn_of_sum(self, first: float) -> None:
