@@ -18,7 +18,7 @@ from torch.nn.attention.bias import CausalBias
 
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
-from flashpoint.numerics.stabilizers import in_fp16
+from flashpoint.numerics.stabilizers import in_fp16, largest_of
 from flashpoint.watching.functions import NamedFunction, output_of, places_of, replaced, where_queries_keys_values
 from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
@@ -80,7 +80,7 @@ class _Count:
             if torch.compiler.is_compiling():
                 self._add(device, _largest_by_rows(tensors))
                 return
-            largest = [torch.linalg.vector_norm(x, torch.inf) for x in tensors]
+            largest = [largest_of(x) for x in tensors]
             if not is_eager(*tensors):  # a CUDA graph fills tensors of its own anew in each replay
                 self._add(device, torch.stack(largest))
                 return
