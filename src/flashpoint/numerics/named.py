@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, nearest
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant
 
 
@@ -55,7 +55,8 @@ def variant_named(name: str, variants_dir: Path, key: str = "") -> AttentionVari
 
     known = variant_names(variants_dir)
     if name not in known:
-        raise UserError(f"{key}{name}: no such variant; choose one of {', '.join(known)}")
+        told = f"{nearest(name, known)}choose one of {', '.join(known)}"
+        raise UserError(f"{key}{name}: no such variant; {told}")
     return AttentionVariant.from_dict(yaml.safe_load((variants_dir / f"{name}.yaml").read_text(encoding="utf-8")))
 
 
