@@ -48,6 +48,23 @@ def test_step_in_the_wrong_place_is_told_once(
     assert capsys.readouterr().err.count(told) == 1
 
 
+def test_a_batch_without_labels_is_no_step_in_the_wrong_place(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The mean of nothing is NaN, and PyTorch's cross-entropy has gradients of 0 then."""
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        labels = torch.full((3 * 12,), -100 if number == 2 else 1)
+        loss = nn.functional.cross_entropy(model(torch.randn(3, 12, 32)).flatten(0, 1), labels)
+        loss.backward()
+        watched.step(loss)
+
+    loop(tmp_path, step=step, log_interval=1)
+    told = capsys.readouterr().err
+    assert "has the batch no label" in told
+    assert "no gradients at watched.step" not in told
+
+
 def in_micro_batches(number_of: int, once: bool) -> Callable[..., None]:
     """A loop that counts micro-batches; ``once``: it hands over the last one alone."""
 

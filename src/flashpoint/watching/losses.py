@@ -225,7 +225,7 @@ class LossRecorder:
         if self.verdict != "stable":
             return
         since = self._loop.since
-        if norm == 0 and loss:
+        if norm == 0 and loss and math.isfinite(loss):  # the mean of no labels is NaN, and its gradients are 0
             self._notices.warn(
                 "no gradients at watched.step, or zeros alone; call it after the backward pass and before zero_grad"
             )
