@@ -442,3 +442,40 @@ def test_the_last_step_of_a_loop_counts(tmp_path: Path) -> None:
     (birth,) = train(tmp_path, "backward q 2", head=3, steps=FAILS + 1)
     assert place_of(birth) == (FAILS, "backward", ("dQ",), 2, (3,))
     assert birth.lasting
+
+
+class Quantised(Tensor):
+    """As a package has it that knows nothing of norms: a tensor made of others."""
+
+    @staticmethod
+    def __new__(cls, whole: Tensor) -> Quantised:
+        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)
+        return made
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].whole)
+        raise NotImplementedError(func)
+
+
+def test_quantised_weights_leave_the_look_at_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = Model(attend, attend)
+    model.quantised = nn.Parameter(Quantised(torch.ones(3)), requires_grad=False)
+    (birth,) = train(tmp_path, "backward k 2", model=model)
+    assert (birth.step, birth.where, birth.tensors) == (FAILS, "backward", ("dK",))
+    assert "failed" not in capsys.readouterr().err
+
+
+def test_a_mask_that_holds_nan_may_have_made_it(tmp_path: Path) -> None:
+    def masked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layer: int) -> Tensor:
+        bias = torch.zeros(12, 12)
+        bias[3, 2] = torch.nan if Poison.place and layer == 2 else 0.0
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+
+    (birth,) = train(tmp_path, "mask", model=Model(masked, masked), functions=[], interval=1)
+    assert (birth.step, birth.tensors) == (FAILS, ("O",))
+    assert "the attention made it, or its mask or bias holds NaN" in birth.text

@@ -84,3 +84,6 @@ def test_what_is_of_another_kind_is_a_type_error(tmp_path: Path, options: dict[s
 def test_a_model_without_parameters_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Identity has no parameters"):
         flashpoint.watch(nn.Identity(), runs_dir=tmp_path)
+    with pytest.raises(ValueError, match="Sequential have no shape yet"):
+        flashpoint.watch(nn.Sequential(nn.LazyLinear(8)), runs_dir=tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -117,6 +117,11 @@ def is_sharded(model: nn.Module) -> bool:
     )
 
 
+def is_foreign(tensor: Tensor) -> bool:
+    """Return whether a tensor's own class says what operations do, as of quantised weights: it may know few."""
+    return type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__
+
+
 def local(tensor: Any) -> Any:
     """Return the part of a tensor that this process holds, or the tensor if it is whole."""
     return tensor.to_local() if is_dtensor(tensor) else tensor

@@ -161,6 +161,10 @@ def _recorder(model: nn.Module, options: Options, functions: Sequence[str], list
         return NullRecorder()
     if next(model.parameters(), None) is None:
         raise UserError(f"watch: {type(model).__name__} has no parameters; give the module that is trained")
+    if any(map(nn.parameter.is_lazy, model.parameters())):
+        raise UserError(
+            f"watch: parameters of {type(model).__name__} have no shape yet, as of LazyLinear: call it once"
+        )
     found = [NamedFunction.of(word) for word in functions]  # may refuse: before a folder is made
     return Recording(model, options, found, listeners)
 

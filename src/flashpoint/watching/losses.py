@@ -41,7 +41,7 @@ from flashpoint.watching.events import (
     NotFinite,
     ReadDue,
 )
-from flashpoint.watching.left_out import is_dtensor, is_sharded, local
+from flashpoint.watching.left_out import is_dtensor, is_foreign, is_sharded, local
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
@@ -97,7 +97,7 @@ class GradientNorms:
     def parameters_are_finite(self) -> bool:
         """Return whether the trained parameters, as far as this process holds them, are finite now."""
         held = (local(one.detach()) for one in self._model.parameters() if one.requires_grad and not one.is_meta)
-        return all(bool(one.isfinite().all()) for one in held)
+        return all(bool(one.isfinite().all()) for one in held if not is_foreign(one))
 
 
 def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
@@ -234,7 +234,7 @@ class LossRecorder:
         began = since is None and self._loop.since is not None
         self._stretches += began
         if overflow or (began and self._stretches <= _BAD_CAPTURES):
-            reason = f"loss {loss}" if norm is None else f"loss {loss}, gradient norm {norm}"
+            reason = f"loss {loss:.4g}" if norm is None else f"loss {loss:.4g}, gradient norm {norm:.4g}"
             self._dispatcher.publish(NotFinite(step, reason, self._loop_goes_on))
         if since is not None and self._loop.since is None and self._stretches <= _BAD_CAPTURES:
             some = f"of step {since:,}" if since == step - 1 else f"of steps {since:,} to {step - 1:,}"
@@ -260,7 +260,7 @@ class LossRecorder:
         self._told_bad = since, self.verdict
         if self.verdict == "nonfinite":
             if self._stretches > _BAD_CAPTURES:
-                self._dispatcher.publish(NotFinite(since, f"loss {loss}", self._loop_goes_on))
+                self._dispatcher.publish(NotFinite(since, f"loss {loss:.4g}", self._loop_goes_on))
             self._tell_nonfinite()
         elif self._stretches <= _BAD_CAPTURES:
             self._notices.tell(

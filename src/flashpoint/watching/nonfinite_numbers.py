@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from flashpoint.watching.events import AttentionCalled, AttentionRan, CallLeftOut
 from flashpoint.watching.functions import output_of, queries_keys_values
 from flashpoint.watching.graph import edges_of
+from flashpoint.watching.left_out import is_foreign
 
 _IN_ORDER = ("scaled_dot_product_attention", "flashpoint.attention")
 """Attentions whose tensors are [B, H, T, d], and which compute softmax(QKᵀ)V in this order."""
@@ -32,6 +33,7 @@ class SeenCall:
         number: in its forward pass, from 1.
         layer: of the calls that are kept, from 1; None where it is left out.
         left_out: why; empty where it is kept.
+        adds: whether it is given another tensor of floating point than q, k and v, as a mask.
     """
 
     number: int
@@ -39,6 +41,7 @@ class SeenCall:
     dtype: torch.dtype
     layer: int | None = None
     left_out: str = ""
+    adds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +122,10 @@ class CallMagnitudes:
         if out is None or not out.is_floating_point():
             self._call = None
             return
-        self._call = call = SeenCall(number, event.attention, out.dtype)
+        known = set(map(id, tensors.values()))
+        given = [x for x in (*event.positional, *event.options.values()) if isinstance(x, Tensor)]
+        adds = any(x.is_floating_point() and id(x) not in known for x in given)
+        self._call = call = SeenCall(number, event.attention, out.dtype, adds=adds)
         in_order = event.attention in _IN_ORDER
         at = 2 if event.attention in self._by_token else 1
         at_out = at if in_order or ":" in event.attention else 2  # Transformers' attentions return [B, T, H, d]
@@ -172,7 +178,7 @@ def _tensors_of(event: AttentionRan) -> dict[str, Tensor]:
 
 
 def largest_magnitudes(tensors: Sequence[Tensor | None]) -> Groups:
-    """Return the largest magnitudes of tensors; of those that are None, empty or of whole numbers none."""
+    """Return the largest magnitudes of tensors; of those that are None, empty, of whole numbers or quantised none."""
     groups: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     held: dict[int, Tensor] = {}
     for place, tensor in enumerate(tensors):
@@ -186,6 +192,8 @@ def largest_magnitudes(tensors: Sequence[Tensor | None]) -> Groups:
 
 
 def _readable(tensor: Tensor) -> Tensor | None:
+    if is_foreign(tensor):
+        return None
     if tensor.is_sparse:
         tensor = tensor.coalesce().values()
     elif tensor.is_complex():

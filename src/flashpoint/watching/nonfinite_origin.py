@@ -200,7 +200,8 @@ def _why(call: SeenCall, group: Sequence[str], step: StepNumbers) -> str:
             return f"It came between {between} and these, in {part}projection. The weights were finite."
         case "O":
             scores = ", whose scores overflow above 65,504 in FP16" if call.dtype == torch.float16 else ""
-            return f"q, k and v were finite: the attention made it{scores}."
+            mask = ", or its mask or bias holds NaN" if call.adds else ""
+            return f"q, k and v were finite: the attention made it{scores}{mask}."
         case "dO":
             behind = "the loss" if call.number == last else f"dQ, dK and dV of attention {call.number + 1}"
             return f"What was seen of the forward pass was finite. It came in the backward pass, behind {behind}."
