@@ -191,6 +191,16 @@ def test_a_learned_bias_and_a_second_output_are_scaled_back(by_kernels: Callable
         assert_same(one, other)
 
 
+@pytest.mark.slow
+def test_a_learned_bias_is_scaled_back_compiled(by_kernels: Callable[[], None]) -> None:
+    bias = torch.linspace(-2, 2, 32 * 32).reshape(1, 1, 32, 32).bfloat16()
+    with flashpoint.stabilize(MODEL):
+        compiled = torch.compile(
+            lambda *qkvb: F.scaled_dot_product_attention(*qkvb), backend="aot_eager", fullgraph=True
+        )
+        assert max(errors(passes(compiled, bias), exact(bias, causal=False))) < 2**-7
+
+
 def test_second_derivatives_are_refused(by_kernels: Callable[[], None]) -> None:
     q, k, v = (x.requires_grad_() for x in inputs()[:3])
     with flashpoint.stabilize(MODEL), torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):

@@ -193,9 +193,9 @@ class _Enter(torch.autograd.Function):
             *qkv, state = _kernels.to_fp16(*given[:3])
         else:
             qkv, state = [_half(x) for x in given[:3]], given[0].new_empty((), dtype=torch.float32)
-        if len(given) > 3:
-            qkv += [*map(_half_of_bias, given[3:count]), *(x.view_as(x) for x in given[count:])]
-        return (*qkv, state)
+        if len(given) == 3:
+            return (*qkv, state)
+        return (*qkv, *map(_half_of_bias, given[3:count]), *(x.view_as(x) for x in given[count:]), state)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
