@@ -17,7 +17,7 @@ from flashpoint.files import write_json
 from flashpoint.watching.loop import Watch
 from tests.cli.test_diagnose import captured as captured_call
 from tests.records import MANIFEST
-from tests.watching.loops import Pair, loop, plain
+from tests.watching.loops import Pair, capturing, loop, plain
 
 BAD = 5
 """The step whose weights are NaN."""
@@ -77,6 +77,18 @@ def test_gradients_that_are_cleared_too_early_are_told(
     note = told("runs/own")
     words = {"gradients were missing or all 0", "no W_Q changed its norm"}
     assert {one for one in words if one in note} == ({shows, "no W_Q changed its norm"} if shows else set())
+
+
+def test_matrices_that_are_frozen_are_not_said_to_lack_their_update(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where biases alone are trained."""
+    model = Pair()
+    for block in (model.first, model.second):
+        block.qkv.weight.requires_grad_(False)
+    monkeypatch.chdir(tmp_path)
+    loop(Path("runs"), model, capturing(1, 0))
+    assert "no W_Q changed its norm: all are frozen, or" in told("runs/own")
 
 
 @pytest.mark.parametrize("ended", [True, False])

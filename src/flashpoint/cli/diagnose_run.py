@@ -198,7 +198,7 @@ def _not_recorded(run: Run) -> str:
 
 
 def _untrained(run: Run) -> Iterator[str]:
-    """Yield what the run shows of a ``zero_grad`` in the wrong place."""
+    """Yield what the run shows of a ``zero_grad`` in the wrong place, and of a W_Q that is not trained."""
     _, norms = run.columns.get(GRAD_NORM.name, (None, None))
     if norms is not None and not norms.any():
         yield (
@@ -208,8 +208,8 @@ def _untrained(run: Run) -> Iterator[str]:
     steps, of_heads = run.columns.get(W_Q_NORM.name, (None, None))  # [layers, H, steps]
     if steps is not None and of_heads is not None and len(steps) > 1 and (of_heads == of_heads[..., :1]).all():
         yield (
-            f"From step {steps[0]:,} to {steps[-1]:,} no W_Q changed its norm: no update came, as where a checkpoint "
-            "alone is measured, or zero_grad stands between the backward pass and optimizer.step."
+            f"From step {steps[0]:,} to {steps[-1]:,} no W_Q changed its norm: all are frozen, or no update came, as "
+            "where a checkpoint alone is measured, or zero_grad stands between the backward pass and optimizer.step."
         )
 
 
