@@ -25,7 +25,7 @@ def test_the_rise_is_from_the_last_validation_before_the_onset_to_the_end(tmp_pa
         "| `nan` | 200 | 1,000 | 2.00 | nan | +nan | 500 | short tail |",
         "| `back` | 200 | 1,000 | 2.00 | 2.25 | +0.25 | none | short tail |",
     ]
-    assert result.stdout.splitlines()[-1].startswith("2 of 3 ended above what they had before")
+    assert result.stdout.splitlines()[-1].startswith("2 of 3 ended above the loss before the onset")
     early = run("early", 2.5, 50)
     assert "not validated both before its onset and at its end" in refusal(call("runs", early, "--show", "recovery"))
     some = call("runs", early, *runs, "--show", "recovery")

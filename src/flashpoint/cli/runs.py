@@ -132,7 +132,7 @@ def recoveries(runs: Sequence[Run]) -> Table:
         for run, one in found
     ]
     above = sum(one.above for _, one in found)
-    note = f"{above} of {len(found)} ended above what they had before by more than the detector's margin"
+    note = f"{above} of {len(found)} ended above the loss before the onset by more than the detector's margin"
     if not found:
         note = "None of these runs has exploded."
     columns = (

@@ -148,7 +148,8 @@ def provenance(runs: Sequence[Run]) -> str:
     data = {(run.manifest.data.fingerprint or "unknown")[:8] for run in own}
     days = sorted({run.manifest.day for run in runs})
     between = days[0] if days[0] == days[-1] else f"{days[0]} to {days[-1]}"
-    what = f"corpus {', '.join(sorted(data))}; seeds {ranges(run.seed for run in own)}; " if own else ""
+    seeds = {run.seed for run in own}
+    what = f"corpus {', '.join(sorted(data))}; seed{'s' * (len(seeds) > 1)} {ranges(seeds)}; " if own else ""
     return f"{'; '.join(sorted(hardware))}; {what}{between}"
 
 
