@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
+from safetensors.torch import save_file
 
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
@@ -302,6 +303,19 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     clean = diagnose(str(tmp_path), "--attention", "sdpa:math")
     assert clean["heading"].startswith("Nothing found.")
     assert [table["note"] for table in clean["tables"]] == [""]
+
+
+def test_tensors_of_ones_own_are_diagnosed_with_an_attention_that_is_named(tmp_path: Path) -> None:
+    q, k, v, grad_out = torch.randn(4, 4, 2, 64, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
+    save_file(
+        {"q": q.clone(), "k": k.clone(), "v": v.clone(), "grad_out": grad_out.clone()}, tmp_path / "own.safetensors"
+    )
+    own = str(tmp_path / "own.safetensors")
+    told = CliRunner().invoke(main, ["diagnose", own, "--attention", "sdpa:flash"]).stdout
+    assert "sdpa:flash on these tensors, called anew: step 0, 1 layer of 2 heads" in told
+    refused = CliRunner().invoke(main, ["diagnose", own])
+    assert refused.exit_code == 2
+    assert refused.output == f"error: {own}: the call holds no O; --attention names what computes it\n"
 
 
 def test_a_users_function_gets_is_causal_and_the_scale_by_name(tmp_path: Path) -> None:

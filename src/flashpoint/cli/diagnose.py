@@ -82,7 +82,7 @@ def command(
         with _errors_in_one_line(attention):
             diagnoses = inputs.diagnoses(device)
     except ValueError as error:
-        raise UserError(f"{what}: {error}; --attention names it") from error
+        raise UserError(f"{what}: {error}; --attention names what computes it") from error
     modules = {call.layer: call.module for call in (one.call for one in diagnoses)}
     step = diagnoses[0].call.step
     context = Context() if text else context_of_capture(place(what), reading["step"], step, modules)

@@ -72,9 +72,12 @@ COLUMNS = {
 
 def heading(diagnoses: Sequence[Diagnosis], attention: str | None, weights: str) -> str:
     """Return what was diagnosed: the attention, the weights, layers, sequences."""
+    from flashpoint.runs.migrations import UNSEEN
+
     sequences, heads, lengths, sizes = zip(*(diagnosis.call.q.shape for diagnosis in diagnoses), strict=True)
     recorded = ", ".join(dict.fromkeys(diagnosis.call.attention for diagnosis in diagnoses))
-    name = f"{attention} on what {recorded} was given" if attention else recorded
+    given = "these tensors" if recorded == UNSEEN else f"what {recorded} was given"
+    name = f"{attention} on {given}" if attention else recorded
     how = "called anew" if diagnoses[0].probed else "as recorded"
     told = (
         f"{name}, {how}: {weights}, {counted('layer', len(diagnoses))} of {counted('head', *heads)}, "

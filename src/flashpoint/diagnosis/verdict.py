@@ -132,7 +132,7 @@ def diagnose(
     if function is not None:
         results = without_empty_rows(call, results_of(function, call))[1]
     if results.out is None:
-        raise ValueError("the call holds no O: name the attention that computes it")
+        raise ValueError("the call holds no O")
     if function is not None:  # which was given the gradient of O alone
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
