@@ -188,7 +188,7 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: Counts | None, by_kernels: bool, count: int, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.counts, ctx.by_kernels = counts, by_kernels
-        ctx.dtypes, ctx.by_token = [x.dtype for x in given], [_lies_by_token(x) for x in given]
+        ctx.dtypes, ctx.by_token = tuple(x.dtype for x in given), tuple(map(_lies_by_token, given))
         if by_kernels:
             *qkv, state = _kernels.to_fp16(*given[:3])
         else:
