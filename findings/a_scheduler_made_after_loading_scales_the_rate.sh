@@ -11,10 +11,10 @@
 # Seen with torch 2.13.0 and Python 3.11, 2026-11-30. Learning rates of steps 7 to 11 of 20, of a training that is not
 # interrupted, and of one resumed at step 7, whose scheduler is made before or behind the optimiser's load_state_dict:
 #
-#   LinearLR: uninterrupted 0.73 0.82 0.91 1.00 1.00; before 0.73 0.82 0.91 1.00 1.00; behind 0.07 0.08 0.09 0.10 0.10
-#   warm-up and cosine: uninterrupted 0.96 0.90 0.83 0.75 0.65; before 0.96 0.90 0.83 0.75 0.65; behind 0.10 0.09 0.09 0.08 0.07
-#   LambdaLR: uninterrupted 0.80 0.90 1.00 1.00 1.00; before 0.80 0.90 1.00 1.00 1.00; behind 0.10 0.90 1.00 1.00 1.00
-#   cosine: uninterrupted 0.73 0.65 0.58 0.50 0.42; before 0.73 0.65 0.58 0.50 0.42; behind 0.73 0.65 0.58 0.50 0.42
+#   LinearLR: whole 0.73 0.82 0.91 1.00 1.00; before 0.73 0.82 0.91 1.00 1.00; behind 0.07 0.08 0.09 0.10 0.10
+#   warm-up and cosine: whole 0.96 0.90 0.83 0.75 0.65; before 0.96 0.90 0.83 0.75 0.65; behind 0.10 0.09 0.09 0.08 0.07
+#   LambdaLR: whole 0.80 0.90 1.00 1.00 1.00; before 0.80 0.90 1.00 1.00 1.00; behind 0.10 0.90 1.00 1.00 1.00
+#   cosine: whole 0.73 0.65 0.58 0.50 0.42; before 0.73 0.65 0.58 0.50 0.42; behind 0.73 0.65 0.58 0.50 0.42
 #
 # Exits with 1 if the behaviour has changed.
 set -euo pipefail
@@ -69,7 +69,7 @@ for name, make in schedulers.items():
     saved = copy.deepcopy((sgd.state_dict(), scheduler.state_dict()))
     rows = rates(sgd, scheduler, 20 - RESUMED_AT), resumed(make, saved, True), resumed(make, saved, False)
     said = [" ".join(f"{rate:.2f}" for rate in row[:5]) for row in rows]
-    print(f"{name}: uninterrupted {said[0]}; before {said[1]}; behind {said[2]}")
+    print(f"{name}: whole {said[0]}; before {said[1]}; behind {said[2]}")
     right.append([sum(abs(a - b) < 1e-6 for a, b in zip(rows[0], row, strict=True)) for row in rows[1:]])
 raise SystemExit(0 if right == [[13, 0], [13, 0], [13, 12], [13, 13]] else "changed")
 PY

@@ -65,7 +65,8 @@ autocast = round(layer.bias.grad[0].item())
 print(f"10000 tokens, two threads: LayerNorm {two}")
 print(f"10000 tokens, weights in FP32 under autocast: LayerNorm {autocast}")
 layer_norm, rms_norm = error(nn.LayerNorm), error(nn.RMSNorm)
-print(f"10000 tokens with normal parts: the weight's gradient errs by {layer_norm:.0%}, that of RMSNorm by {rms_norm:.1%}")
+said = f"the weight's gradient errs by {layer_norm:.0%}, that of RMSNorm by {rms_norm:.1%}"
+print(f"10000 tokens with normal parts: {said}")
 same = seen == [[200] * 3, [256, 1000, 1000], [256, 9984, 9984]] and (two, autocast) == (512, 256)
 raise SystemExit(0 if same and layer_norm > 10 * rms_norm else "changed")
 PY
