@@ -227,6 +227,7 @@ def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
         assert one.equal(other)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("bias", [causal_upper_left, causal_lower_right])

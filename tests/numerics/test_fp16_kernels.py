@@ -92,6 +92,7 @@ def test_casts_to_fp16_and_what_is_beyond_it(layout: str, number: float) -> None
     assert int(fp16_launch.beyond_fp16(state)) == CALL + wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1.0, 1e-9, 1e-30, 1e-36, 1e38, 0.0, math.inf, math.nan])
 @pytest.mark.parametrize("layout", layouts())
 def test_dO_is_scaled_by_the_power_of_two_and_gradients_by_its_inverse(layout: str, size: float) -> None:
@@ -118,6 +119,7 @@ def test_dO_is_scaled_by_the_power_of_two_and_gradients_by_its_inverse(layout: s
         assert int(counted) == CALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("bad", [(0,), (1,), (0, 1), (2,), (0, 2), (0, 1, 2), ()])
 def test_a_backward_pass_overflows_where_dq_or_dk_is_not_finite_and_dv_is(bad: tuple[int, ...], number: float) -> None:
@@ -212,6 +214,7 @@ def test_second_derivatives_are_refused(by_kernels: Callable[[], None]) -> None:
             found[0].float().square().sum().backward()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attend", [causal, _grouped])
 @pytest.mark.parametrize("autocast", [False, True])
 def test_compiled_they_change_no_bit_and_count(by_kernels: Callable[[], None], attend: Attend, autocast: bool) -> None:
