@@ -239,6 +239,28 @@ def test_what_a_named_function_is_told_is_recorded(tmp_path: Path, name: str) ->
     assert diagnose(call).findings == ()
 
 
+def causal_inside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """As a function of a package's own that calls flash-attn's with keys of a segment before."""
+    return flash(q, k, v, causal=True)
+
+
+def full_inside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return flash(q, k, v)
+
+
+@pytest.mark.parametrize("inside", [causal_inside, full_inside])
+@pytest.mark.parametrize("others", [19, 40])
+def test_of_two_lengths_o_shows_which_mask_is_inside(
+    tmp_path: Path, inside: Callable[..., Tensor], others: int
+) -> None:
+    name = inside.__name__
+    model = Model(lambda *qkv: globals()[name](*(x.transpose(1, 2) for x in qkv)).transpose(1, 2), others=others)
+    call = call_of(tmp_path, model, functions=[f"{__name__}:{name}@bthd"])
+    assert (call.form.mask is not None) is (inside is causal_inside)
+    assert_exact(call)
+    assert diagnose(call).findings == ()
+
+
 def flash_varlen(
     q: Tensor,
     k: Tensor,

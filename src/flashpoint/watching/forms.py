@@ -8,6 +8,7 @@ Shapes: B sequences of which the first N are kept, H heads, T_q queries, T_k key
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -132,11 +133,15 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     unknown = [name for name, each in read.items() if not each]
     told = next((bool(here[name]) for name in _CAUSAL if name in here), None)
     causal = _causal(call) if told else [ALL] if told is False and not masks else [LOWER, ALL]
-    readings = [causal, *(each for each in read.values() if each), *_documents(call, here)]
+    readings = [*(each for each in read.values() if each), *_documents(call, here)]
     readings += [_windows(call, here[name], bool(told)) for name in _WINDOWS if name in here]
     told_to_drop = [float(here[name]) for name in _DROPOUTS if isinstance(here.get(name), int | float)]
     dropped = _dropped(call, max(told_to_drop, default=0.0) if here.get("training", True) else 0.0)
-    each = [joined(some) for some in itertools.product(*readings)]
+    if told is None and call.shape[2] != call.shape[3]:  # it may be causal as flash-attn is: then O shows that closely
+        each = [joined(some) for some in itertools.product(_causal(call)[:1], *readings)]
+        with contextlib.suppress(_Unlike):
+            return _among(each, here, call, dropped, closely=True)
+    each = [joined(some) for some in itertools.product(causal, *readings)]
     scale = scale_of(here, call.q)
     exchanged = f"O is softmax(QKᵀ·scale)V of tensors {'[B, H, T, d]; leave out' if by_token else '[B, T, H, d]; give'}"
     try:
