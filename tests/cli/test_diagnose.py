@@ -327,6 +327,8 @@ def test_a_users_function_gets_is_causal_and_the_scale_by_name(tmp_path: Path) -
         "from torch.nn.functional import scaled_dot_product_attention as sdpa\n"
         "def like_flash_attn(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False):\n"
         "    return sdpa(q, k, v, dropout_p=dropout_p, scale=softmax_scale, is_causal=causal)\n"
+        "def without_scale(q, k, v, is_causal):\n"
+        "    return sdpa(q, k, v, is_causal=is_causal)\n"
         "def other(q, k, v, strength=0.0):\n"
         "    return sdpa(q, k, v, is_causal=True) * (1 + strength)\n"
     )
@@ -335,6 +337,8 @@ def test_a_users_function_gets_is_causal_and_the_scale_by_name(tmp_path: Path) -
     q, k, v = torch.randn(3, 2, 2, 64, 32, generator=torch.Generator().manual_seed(0)).bfloat16()
     wanted = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=0.25, is_causal=True)
     assert torch.equal(function_named(f"{own}:like_flash_attn")(q, k, v, True, 0.25), wanted)  # q is not rounded
+    told = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", f"{own}:without_scale"]).output
+    assert told.count("without_scale: has no parameter scale: q is multiplied by 1.41, and rounded by that") == 1
     refused = CliRunner().invoke(main, ["diagnose", str(tmp_path), "--attention", f"{own}:other"])
     assert refused.exit_code == 2
     assert "strength is its fourth parameter; give a function of q, k, v and is_causal" in refused.output

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashpoint import user_code
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserError, one_line
+from flashpoint.errors import UserError, notify, one_line
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.named import variant_named, variant_names
@@ -195,11 +195,16 @@ def users_function(word: str) -> Function:
     if not callable(own):
         raise UserError(f"{word}: no function; give one that takes q, k, v and is_causal")
     causal, scaled = _parameters(own, word)
+    rounded: list[float] = []
 
     def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
-        factor = scale * q.shape[-1] ** 0.5  # a function without a scale takes 1/√d for α; in BF16 this rounds q
-        if not scaled and not math.isclose(factor, 1.0, rel_tol=1e-9):
+        factor = scale * q.shape[-1] ** 0.5
+        if not scaled and not math.isclose(factor, 1.0, rel_tol=1e-9):  # it takes 1/√d for α
+            rounds = not math.isclose(math.frexp(factor)[0], 0.5) and q.dtype in (torch.bfloat16, torch.float16)
+            if rounds and not rounded:
+                rounded.append(factor)
+                notify(f"{word}: has no parameter scale: q is multiplied by {factor:.3g}, and rounded by that")
             q = q * factor
         named: dict[str, Any] = {causal: is_causal} if causal else {}
         if scaled:
