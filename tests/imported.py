@@ -116,7 +116,6 @@ for registered in list(weakref.finalize._registry):  # type: ignore[attr-defined
 atexit.unregister(torch._dynamo.utils.dump_compile_times)
 
 # A collection in a fork would look at everything imported here, and so copy its pages.
-gc.collect()
 gc.freeze()
 gc.enable()
 # The end of a fork (flashpoint.cli.process) would look through all of it for files that are open.
