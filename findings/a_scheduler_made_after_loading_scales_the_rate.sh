@@ -6,7 +6,8 @@
 # load_state_dict sets none. LinearLR and ConstantLR multiply the rate that is there by their factor, the loaded one,
 # too; later steps multiply what they find. So the rest of the training has a tenth of its rate, also in a SequentialLR
 # with a cosine behind the warm-up. LambdaLR and OneCycleLR err for one step, the first behind the resume. A cosine
-# alone is right, and so is a scheduler that is made before the optimiser is loaded. Nothing warns.
+# alone is right, and so is a scheduler that is made before the optimiser is loaded, as the documentation asks, "to avoid
+# overwriting the loaded learning rates". Nothing warns.
 #
 # Seen with torch 2.13.0 and Python 3.11, 2026-11-30. Learning rates of steps 7 to 11 of 20, of a training that is not
 # interrupted, and of one resumed at step 7, whose scheduler is made before or behind the optimiser's load_state_dict:
