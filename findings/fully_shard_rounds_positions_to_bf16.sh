@@ -4,8 +4,8 @@
 # MixedPrecisionPolicy(param_dtype=torch.bfloat16) computes with parameters in BF16. Positions are no parameters, and
 # stand in FP32 on purpose: so one may expect them to reach a block as they are given. cast_forward_inputs, which is on,
 # casts every floating tensor among a block's arguments, also those in keywords, lists and dicts: 257 becomes 256, and
-# of 4,096 positions 769 are left. So are the tables of cosines and sines, masks, times of a diffusion and loss
-# weights that are handed to a block rounded, at each block anew. Without fully_shard, and under autocast, they are not.
+# of 4,096 positions 769 are left. Tables of cosines and sines, and times of a diffusion, are rounded so, too, where
+# blocks are handed them. Without fully_shard, and under autocast, they are not.
 # Nothing warns. Integers pass, and cast_forward_inputs=False leaves all to the block.
 #
 # Seen with torch 2.13.0 and Python 3.11 on a CPU, one process, 2026-11-30. The positions 0 to 4,095 in FP32 that a block

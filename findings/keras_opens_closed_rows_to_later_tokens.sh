@@ -4,9 +4,9 @@
 # With use_causal_mask=True no token sees a later one, and attention_mask can only close more. So one may expect the O
 # of a token of padding, whose every key is closed, to depend on no later token, and to be the same where one asks for
 # the weights beside it. O alone is made by the backend's attention, under PyTorch as under JAX: in such a row it is
-# the mean of the values of all tokens. With return_attention_scores=True, with dropout in a training, and in
-# GroupedQueryAttention, too, Keras makes it itself, and the weights are 0. So a look at the weights changes O, a
-# training with dropout is evaluated by another function than it trains, and the later tokens leak into a pooled loss.
+# the mean of the values of all tokens, in GroupQueryAttention, too. With return_attention_scores=True, and with dropout
+# in a training, Keras makes it itself, and the weights are 0. So a look at the weights changes O, a training with
+# dropout is evaluated by another function than it trains, and the later tokens leak into a pooled loss.
 # Nothing warns, and all other rows agree.
 #
 # Seen with keras 3.15.1, torch 2.13.0, jax 0.10.2 and Python 3.11 on a CPU, 2026-11-30. Six tokens, causal, of which

@@ -7,11 +7,11 @@
 # 2 none exceeds 2, however far the scores have grown. onnxruntime gives the raw ones. O is the same in both, and
 # without a cap so are the scores.
 #
-# Seen with onnx 1.23.2, onnxruntime 1.32.0 and Python 3.11 on a CPU, 2026-11-30. The largest score in size, of q and k
-# whose product has one of 7.61, by either implementation:
+# Seen with onnx 1.23.2, onnxruntime 1.32.0 and Python 3.11 on a CPU, 2026-11-30. The largest scaled score in
+# size, of one q and k, by either implementation:
 #
-#   softcap 0, mode 0: reference 12.08, onnxruntime 12.08
-#   softcap 2, mode 0: reference 2.00, onnxruntime 12.08
+#   softcap 0, mode 0: reference 20.72, onnxruntime 20.72
+#   softcap 2, mode 0: reference 2.00, onnxruntime 20.72
 #   softcap 2, mode 1: reference 2.00, onnxruntime 2.00
 #   O with softcap 2: apart by less than 1e-5
 #
