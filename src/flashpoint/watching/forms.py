@@ -137,8 +137,8 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     readings += [_windows(call, here[name], bool(told)) for name in _WINDOWS if name in here]
     told_to_drop = [float(here[name]) for name in _DROPOUTS if isinstance(here.get(name), int | float)]
     dropped = _dropped(call, max(told_to_drop, default=0.0) if here.get("training", True) else 0.0)
-    if told is None and call.shape[2] != call.shape[3]:  # it may be causal as flash-attn is: then O shows that closely
-        each = [joined(some) for some in itertools.product(_causal(call)[:1], *readings)]
+    if told is None and call.shape[2] < call.shape[3]:  # it may be causal as flash-attn is: then O shows that closely
+        each = [joined(some) for some in itertools.product([*_causal(call), ALL], *readings)]
         with contextlib.suppress(_Unlike):
             return _among(each, here, call, dropped, closely=True)
     each = [joined(some) for some in itertools.product(causal, *readings)]
