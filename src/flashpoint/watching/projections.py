@@ -86,9 +86,9 @@ def _matrix(module: nn.Module) -> nn.Parameter | None:
     return weight if weight is not None and weight.dim() == 2 else None
 
 
-def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | None:
-    """Return what makes ``q`` [B, H, T, d], or keys that ``groups`` heads share; None where no module with a matrix
-    does, or several do, as with adapters."""
+def projection(q: Tensor, outputs: ModuleOutputs, groups: int, copies: int = 1) -> Projection | None:
+    """Return what makes ``q`` [B, H, T, d], or keys that ``groups`` heads share, each of them ``copies`` times there;
+    None where no module with a matrix does, or several do, as with adapters."""
     found = _made_by(q, outputs)
     if found is None:
         return None
@@ -97,13 +97,13 @@ def projection(q: Tensor, outputs: ModuleOutputs, groups: int) -> Projection | N
     by_column = not isinstance(module, nn.Linear) and type(module).__name__ == "Conv1D"  # GPT-2's, in Transformers
     if weight is None or weight.shape[1 if by_column else 0] != width:
         return None
-    heads = _heads_of_features(q, edge)
+    heads = _heads_of_features(q, edge, copies)
     if heads is None:
         return None
-    features = [(heads == head).nonzero().flatten() for head in range(q.shape[1])]
+    features = [(heads == head).nonzero().flatten() for head in range(q.shape[1] // copies)]
     if len({len(of_head) for of_head in features}) > 1 or not len(features[0]):
         return None
-    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups, 0).to(weight.device))
+    return Projection(weight, by_column, torch.stack(features).repeat_interleave(groups * copies, 0).to(weight.device))
 
 
 def _made_by(q: Tensor, outputs: ModuleOutputs) -> Output | None:
@@ -135,16 +135,18 @@ def _source(q: Tensor) -> tuple[Any, int]:
     return node, q.output_nr
 
 
-def _heads_of_features(q: Tensor, edge: GradientEdge) -> Tensor | None:
+def _heads_of_features(q: Tensor, edge: GradientEdge, copies: int) -> Tensor | None:
     """Return of which head's queries each feature of a projection's output is, [features] int64, from 0, and −1 where
-    it is of none. None where a feature is of several heads.
+    it is of none. None where a feature is of several heads. Of copies in a row the first is asked: they count as one.
 
     Gradients are linear: where those that come to a head are twice as large, those of its features are, too, to the
     bit. So a few backward passes tell all heads apart: a checkpoint computes its layer anew in each of them.
     """
-    heads = torch.arange(q.shape[1], device=q.device)
+    places = torch.arange(q.shape[1], device=q.device)
+    heads = places // copies
     generator = torch.Generator(q.device).manual_seed(0)
     asked = torch.randn(q.shape, generator=generator, device=q.device, dtype=torch.float32)
+    asked *= (places % copies == 0)[:, None, None]
     devices, source = [q.device] if q.device.type == "cuda" else [], GradientEdge(*_source(q))
 
     def answer(exponents: Tensor) -> Tensor:
@@ -192,10 +194,18 @@ Found = tuple[Projection | None, Projection | None]
 def projections_of(call: AttentionCalled, outputs: ModuleOutputs) -> Found:
     """Return the projections of a layer, whose graph is there."""
     groups = call.q.shape[1] // call.k.shape[1]
-    return (
-        _of_multihead(call, 0) or projection(call.q, outputs, 1),
-        _of_multihead(call, 1) or projection(call.k, outputs, groups),
-    )
+    of_k = _of_multihead(call, 1) or projection(call.k, outputs, groups)
+    if of_k is None and (copies := _copies_of_heads(call.k)) > 1:
+        of_k = projection(call.k, outputs, groups, copies)
+    return _of_multihead(call, 0) or projection(call.q, outputs, 1), of_k
+
+
+def _copies_of_heads(k: Tensor) -> int:
+    """Return how often in a row each head of keys [B, H, T, d] is there, as where grouped ones were repeated."""
+    different = torch.unique_consecutive(k[:1].detach(), dim=1).shape[1]
+    copies, rest = divmod(k.shape[1], different)
+    same = k[:1].unflatten(1, (different, copies)) if not rest else k[:1, :, None]
+    return copies if not rest and torch.equal(same, same[:, :, :1].expand_as(same)) else 1
 
 
 def by_metric(layers: list[Found]) -> dict[str, list[Projection]]:
