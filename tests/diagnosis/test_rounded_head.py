@@ -138,6 +138,25 @@ def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_whe
     torch.testing.assert_close(of["delta_rounding"][0], torch.stack(sizes))
 
 
+@pytest.mark.parametrize("share", [0.0, 1.0])
+@pytest.mark.parametrize("block_k", [64, 128, None])
+def test_the_slope_is_of_what_tiles_like_those_of_the_attention_leave_to_round(
+    block_k: int | None, share: float
+) -> None:
+    """P̄ of other tiles is rounded otherwise: O less that O has more in it than O's own rounding."""
+    generator = torch.Generator().manual_seed(5)
+    q, k, v, grad_out = (torch.randn(1, HEADS, 160, SIZE, generator=generator).bfloat16() for _ in range(4))
+    call = AttentionCall(3 * q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 1, 0, "f")
+    true, of_probs = exact(call, 0), out_of_rounded_probs(call, 0, block_k)
+    out = of_probs.bfloat16().double()
+    term, other = ((grad_out[0].double() * x).sum(-1) for x in (out - of_probs, of_probs - true.out))
+    error = share * term + other
+    grad_q = true.grad_q - call.form.scale * error[..., None] * true.attended_keys
+    call = dataclasses.replace(call, out=out[None], grad_q=grad_q[None])
+    found = measured(call, Results.kept(call))["delta_follows_out"]
+    torch.testing.assert_close(found, torch.full((1, HEADS), share).double(), rtol=0, atol=1e-9)
+
+
 @pytest.mark.parametrize(("length", "known"), [(1, False), (3, False), (4, True)])
 def test_of_as_many_rows_as_unknowns_the_slope_is_unknown(length: int, known: bool) -> None:
     tensors = [x[:, :, :length] for x in inputs(4)]

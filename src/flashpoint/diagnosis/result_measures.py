@@ -349,9 +349,9 @@ def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor
         error: of δ [H, T] float64.
         noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
     """
-    from flashpoint.diagnosis.rounded_out import out_of_rounded_probs  # the reference, which takes a while to load
+    from flashpoint.diagnosis.rounded_out import out_of_probs_rounded_as_in  # the reference, which loads for a while
 
-    grad_out, of_probs = call.grad_out[n].double(), out_of_rounded_probs(call, n)
+    grad_out, of_probs = call.grad_out[n].double(), out_of_probs_rounded_as_in(out, call, n)
     of_out, others = ((grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
     # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
     delta = (grad_out * true.out).sum(-1, keepdim=True)

@@ -15,12 +15,41 @@ from flashpoint.numerics.reference import flash_fwd
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 
+_BLOCKS = 64, 128, None
+"""Keys of a tile in kernels that are in use; None is all of a row."""
 
-def out_of_rounded_probs(call: AttentionCall, n: int) -> Tensor:
-    """Return O [H, T_q, d_v] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype."""
+
+def out_of_rounded_probs(call: AttentionCall, n: int, block_k: int | None = _BLOCKS[0]) -> Tensor:
+    """Return O [H, T_q, d_v] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype.
+
+    Args:
+        block_k: keys of a tile, of whose running maximum P̄ is, in forms that the reference knows.
+    """
     if not _reference_knows(call):
         return _out_of_rounded(call, n, None, _dtype(call))
-    return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED), call, n)
+    return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED, block_k=block_k), call, n)
+
+
+def out_of_probs_rounded_as_in(out: Tensor, call: AttentionCall, n: int) -> Tensor:
+    """Return :func:`out_of_rounded_probs` for tiles of which O as an attention returned it [H, T_q, d_v] float64 tells:
+    those that leave most of its elements rounded once."""
+    length, dtype = call.k.shape[2], _dtype(call)
+    if dtype is None or not _reference_knows(call):
+        return out_of_rounded_probs(call, n)
+    found: tuple[int, Tensor] | None = None
+    for block_k in (block for block in _BLOCKS if block == _BLOCKS[0] or length > (block or _BLOCKS[0])):
+        of_probs = out_of_rounded_probs(call, n, block_k)
+        rounded_once = int((of_probs.to(dtype).double() == out).sum())
+        if found is None or rounded_once > found[0]:
+            found = rounded_once, of_probs
+        if rounded_once > _ALL_BUT * out.numel():
+            break
+    assert found is not None
+    return found[1]
+
+
+_ALL_BUT = 0.999
+"""A share of O's elements from which on no other tiles are tried."""
 
 
 def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
