@@ -144,6 +144,7 @@ def captured(model: nn.Module, number: int, watched: Watch) -> None:
     plain(model, number, watched)
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch 2.14's own, of vmap
 @pytest.mark.parametrize("left_out", [True, False])
 def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp_path: Path, left_out: bool) -> None:
     """The second layer is told as layer 1, and a line of the loop alone had said so."""
