@@ -20,26 +20,17 @@ class KeptLaunch:
         programs: of the grid.
         blocks: what the copy engine moves at a time of each of the first tensors.
         choices: the compile-time arguments, and Triton's options.
-        described: makes a descriptor of a tensor, its shape, its strides and a block.
     """
 
-    def __init__(
-        self,
-        kernel: Any,
-        programs: int,
-        blocks: Sequence[Sequence[int]],
-        choices: dict[str, Any],
-        described: Callable[[Tensor, list[int], list[int], list[int]], Any] = TensorDescriptor,
-    ) -> None:
+    def __init__(self, kernel: Any, programs: int, blocks: Sequence[Sequence[int]], choices: dict[str, Any]) -> None:
         self._kernel, self._grid, self._blocks, self._choices = kernel, (programs, 1, 1), blocks, choices
-        self._described = described
         self._kept: dict[tuple[object, ...], tuple[Callable[..., None], list[_Form], list[Any]]] = {}
 
     def __call__(self, copied: Sequence[Tensor], pointed_at: Sequence[Tensor], *numbers: int) -> None:
-        """Launch with tensors that the copy engine reads or writes, those that the kernel has pointers to, and always
+        """Launch with tensors that the copy engine reads, those that the kernel has pointers to, and always
         the same numbers but for those that Triton does not specialise for.
 
-        A tensor to read is itself copied first if need be (:func:`readable`); one to write lies as ``by_token`` has it.
+        A tensor to read is itself copied first if need be (:func:`readable`).
         """
         addresses = [x.data_ptr() for x in pointed_at]
         like: list[object] = []  # what Triton, and who makes a descriptor, tells apart
@@ -53,27 +44,27 @@ class KeptLaunch:
             return
         tensors, strides = zip(*map(readable, copied), strict=True)
         first = [
-            self._described(x, list(x.shape), list(of), list(block))
+            TensorDescriptor(x, list(x.shape), list(of), list(block))
             for x, of, block in zip(tensors, strides, self._blocks, strict=True)
         ]
         compiled = self._kernel[self._grid](*first, *pointed_at, *numbers, **self._choices)
         if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
             names = self._kernel.arg_names[len(first) + len(pointed_at) + len(numbers) :]
             forms = [
-                (x is not given, type(one), {name: of for name, of in vars(one).items() if name != "base"})
+                (x is not given, {name: of for name, of in vars(one).items() if name != "base"})
                 for given, x, one in zip(copied, tensors, first, strict=True)
             ]
             self._kept[tuple(like)] = compiled[self._grid], forms, [self._choices[name] for name in names]
 
 
-_Form = tuple[bool, type[Any], dict[str, Any]]
-"""Of a descriptor that Triton checked: whether its tensor had to be copied, its type, and all but the tensor."""
+_Form = tuple[bool, dict[str, Any]]
+"""Of a descriptor that Triton checked: whether its tensor had to be copied, and all but the tensor."""
 
 
-def _descriptor(x: Tensor, form: _Form) -> Any:
+def _descriptor(x: Tensor, form: _Form) -> TensorDescriptor:
     """Return the descriptor of a tensor that lies in memory as one whose descriptor was checked."""
-    had_to_be_copied, kind, fields = form
-    descriptor = object.__new__(kind)
+    had_to_be_copied, fields = form
+    descriptor = TensorDescriptor.__new__(TensorDescriptor)
     vars(descriptor).update(fields, base=readable(x)[0] if had_to_be_copied else x)
     return descriptor
 
