@@ -182,9 +182,10 @@ def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
 
 def is_flashpoints(attention: str) -> bool:
     """Whether a kernel of flashpoint computed a call, by its variant's name: flashpoint.stabilize leaves it alone."""
-    files = {path.stem: path for path in (CONFIGS / "attn").glob("*.yaml")}  # a capture's name may be no name of a file
-    file = files.get(attention.split(" ", maxsplit=1)[0])
-    return file is not None and "\nkernel:" not in file.read_text()
+    from flashpoint.numerics.named import variant_named, variant_names  # a table without advice does without
+
+    files, name = CONFIGS / "attn", attention.split(" ", maxsplit=1)[0]
+    return name in variant_names(files) and variant_named(name, files).kernel == "flash"
 
 
 def _attention_for(of: Sequence[Diagnosis]) -> str:

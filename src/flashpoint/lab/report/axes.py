@@ -31,9 +31,9 @@ def save(figure: Figure, path: Path) -> None:
         OSError: it cannot be written.
     """
     kind = path.suffix[1:].lower()
-    packed: dict[str, Any] = (
-        {"pil_kwargs": {"compress_level": 1}} if kind == "png" else {}
-    )  # more hardly shrinks curves
+    packed: dict[str, Any] = {}
+    if kind == "png":
+        packed["pil_kwargs"] = {"compress_level": 1}  # more hardly shrinks curves
     with atomic_write(path, durable=False) as partial, boxes_for_missing_glyphs():
         figure.savefig(partial, format=kind, **packed)
 
