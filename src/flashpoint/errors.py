@@ -36,8 +36,12 @@ def nearest(word: str, known: Iterable[str]) -> str:
 
 def remedy(error: OSError) -> str:
     """Return what to do about a file that could not be written or read: make room for it, or see that it may be."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    return "free space" if full else "see that its folder is there, and that it may be read and written"
+    return "free space" if is_full(error) else "see that its folder is there, and that it may be read and written"
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a disk, a quota or a limit on the size of files has left no room."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def _of_a_file(error: Exception) -> str | None:

@@ -298,11 +298,11 @@ def test_compilation_on_a_cpu(tmp_path: Path) -> None:
         ("kernels", "no CUDA device is visible"),
         (
             "training --device cpu --attention flash_nothing",
-            "In 'train': Could not find 'attn/flash_nothing'; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",
+            "attn=flash_nothing: no such option; choose one of fa4, fa4_fixed, flash_attn, flash_bf16",
         ),
         (
             "training --device cpu --shape nothing",
-            "In 'train': Could not find 'experiment/nothing'; choose one of demo_cpu",
+            "experiment=nothing: no such option; choose one of demo_cpu",
         ),
         ("compile --device cpu --shape laptop/2", "--shape laptop/2: give EXPERIMENT"),
         ("training --device cpu --shape 1x2x64x16", "--shape 1x2x64x16: training takes EXPERIMENT"),

@@ -55,7 +55,7 @@ def variant_named(name: str, variants_dir: Path, key: str = "") -> AttentionVari
 
     known = variant_names(variants_dir)
     if name not in known:
-        told = f"{nearest(name, known)}choose one of {', '.join(known)}"
+        told = nearest(name, known).rstrip() or f"choose one of {', '.join(known)}"
         raise UserError(f"{key}{name}: no such variant; {told}")
     return AttentionVariant.from_dict(yaml.safe_load((variants_dir / f"{name}.yaml").read_text(encoding="utf-8")))
 

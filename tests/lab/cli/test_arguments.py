@@ -76,7 +76,7 @@ def test_a_name_that_no_run_has_is_refused_without_a_composition(arguments: list
         (["attn.elsewhere=${nothing}"], ["attn.elsewhere", "nothing"]),
         (
             ["model=lapto"],
-            ["model/lapto", "did you mean laptop?", "gpt2_124m, ignite, laptop", "FOLDER/model/lapto.yaml"],
+            ["model=lapto: no such option; did you mean laptop? ", "FOLDER/model/lapto.yaml"],
         ),
         (["steps"], ["steps", "give KEY=VALUE"]),
         (["run_name=a#b"], ["run_name=a#b", """'run_name="a#b"'"""]),

@@ -321,4 +321,9 @@ def test_a_full_disk_is_told_in_one_line(large: Path, whole: TokenDataset, tmp_p
 
 
 def test_an_unwritable_root_is_refused(jsonl: Path) -> None:
-    assert_refused(config(jsonl, Path("/proc/data")), "/proc/data", "data.root")
+    assert_refused(config(jsonl, Path("/proc/data")), "/proc/data", "choose a data.root that can be written")
+
+
+def test_a_root_that_cannot_be_looked_into_is_refused(jsonl: Path) -> None:
+    """The system refuses to look, here for the name's length, as it does in the home of another user."""
+    assert_refused(config(jsonl, Path(300 * "a")), ": File name too long; choose a data.root that can be written")

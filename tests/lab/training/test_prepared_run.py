@@ -54,7 +54,7 @@ def test_what_the_other_process_refuses_is_told_as_ever(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file: .*; free space or choose another data\.root$"):
+    with pytest.raises(UserError, match=r"file: .*; choose a data\.root that can be written$"):
         built(text_file, tmp_path / "file", monkeypatch)
 
 

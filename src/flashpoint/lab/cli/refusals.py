@@ -44,16 +44,21 @@ def no_such_key(key: str) -> str:
 def _unreadable(error: OverrideParseException) -> str:
     override, message = error.override, one_line(error)
     key, equals, value = override.partition("=")
+    if not equals:
+        return f"{override}: neither a flag nor KEY=VALUE; give KEY=VALUE, as attn=flash_fixed"
     told = message if override in message else f"{override}: {message}"
-    return f"{told}; " + (f"quote special characters twice: '{key}=\"{value}\"'" if equals else "give KEY=VALUE")
+    return f"{told}; quote special characters twice: '{key}=\"{value}\"'"
 
 
 def _missing(error: MissingConfigException) -> str:
     if not (error.options and error.missing_cfg_file):
         return _first_line(error)
-    meant = nearest(error.missing_cfg_file.rpartition("/")[2], error.options)
-    own = f"a file of your own is FOLDER/{error.missing_cfg_file}.yaml, with --config-dir FOLDER"
-    return f"{_first_line(error)}; {meant}choose one of {', '.join(error.options)}; {own}"
+    group, _, name = error.missing_cfg_file.rpartition("/")
+    told = _first_line(error).removeprefix("In 'train': ")
+    if group and told == f"Could not find '{group}/{name}'":
+        told = f"{group}={name}: no such option"
+    choice = nearest(name, error.options) or f"choose one of {', '.join(error.options)}; "
+    return f"{told}; {choice}one of your own is FOLDER/{error.missing_cfg_file}.yaml, with --config-dir FOLDER"
 
 
 def _message(error: Exception) -> str:

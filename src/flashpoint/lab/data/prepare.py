@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError, is_full, notify
 from flashpoint.files import file_sha256, write_json
 from flashpoint.hardware import cores
 from flashpoint.lab.config import DataConfig
@@ -54,13 +54,12 @@ def prepare(config: DataConfig) -> TokenDataset:
     """
     request = _request(config)
     final = _place(config, request)
-    if final.exists():
-        return open_tokens(final)
     try:
-        final.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(final.parent / f".{final.name}.lock"):
-            if not final.exists():  # another process may have prepared it while this one waited
-                _prepare(config, request, final)
+        if not final.exists():
+            final.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(final.parent / f".{final.name}.lock"):
+                if not final.exists():  # another process may have prepared it while this one waited
+                    _prepare(config, request, final)
     except OSError as error:
         raise _unwritable(error, final) from error
     return open_tokens(final)
@@ -70,9 +69,13 @@ def is_prepared(config: DataConfig) -> bool:
     """Whether the tokens of ``config`` are there.
 
     Raises:
-        UserError: the source cannot be read.
+        UserError: the source or the folder cannot be read.
     """
-    return _place(config, _request(config)).exists()
+    place = _place(config, _request(config))
+    try:
+        return place.exists()
+    except OSError as error:
+        raise _unwritable(error, place) from error
 
 
 @contextlib.contextmanager
@@ -155,7 +158,9 @@ def _place(config: DataConfig, request: dict[str, Any]) -> Path:
 
 
 def _unwritable(error: OSError, folder: Path) -> UserError:
-    return UserError(f"{error.filename or folder}: {error.strerror or error}; free space or choose another data.root")
+    told = f"{error.filename or folder}: {error.strerror or error}"
+    choice = "free space or choose another data.root" if is_full(error) else "choose a data.root that can be written"
+    return UserError(f"{told}; {choice}")
 
 
 def _request(config: DataConfig) -> dict[str, Any]:

@@ -165,6 +165,8 @@ def _with(needed: RunSize, name: str, value: Any) -> RunSize:
 
 
 def _size(count: int) -> str:
-    """Return bytes in GiB, with three digits."""
+    """Return bytes in GiB, with three digits; few of them as they are."""
     gib = count / 2**30
+    if gib < 0.001:
+        return f"{count:,} bytes"
     return f"{gib:,.0f} GiB" if gib >= 100 else f"{gib:.3g} GiB"
