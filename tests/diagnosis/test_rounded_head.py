@@ -140,13 +140,14 @@ def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_whe
 
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("block_k", [64, 128, None])
+@pytest.mark.parametrize("is_causal", [True, False])
 def test_the_slope_is_of_what_tiles_like_those_of_the_attention_leave_to_round(
-    block_k: int | None, share: float
+    is_causal: bool, block_k: int | None, share: float
 ) -> None:
     """P̄ of other tiles is rounded otherwise: O less that O has more in it than O's own rounding."""
     generator = torch.Generator().manual_seed(5)
-    q, k, v, grad_out = (torch.randn(1, HEADS, 160, SIZE, generator=generator).bfloat16() for _ in range(4))
-    call = AttentionCall(3 * q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 1, 0, "f")
+    q, k, v, grad_out = (torch.randn(1, HEADS, 200, SIZE, generator=generator).bfloat16() for _ in range(4))
+    call = AttentionCall(3 * q, k, v, grad_out, None, None, None, None, Form(is_causal, SIZE**-0.5), 1, 0, "f")
     true, of_probs = exact(call, 0), out_of_rounded_probs(call, 0, block_k)
     out = of_probs.bfloat16().double()
     term, other = ((grad_out[0].double() * x).sum(-1) for x in (out - of_probs, of_probs - true.out))

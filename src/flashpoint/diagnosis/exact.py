@@ -83,9 +83,20 @@ class Exact:
         return self.grad_out.norm(dim=-1)
 
     @cached_property
+    def seen(self) -> Tensor:
+        """Whether a query sees a key, by a finite score [H, T_q, T_k] bool."""
+        return self.scores.isfinite()
+
+    @cached_property
     def seen_raw(self) -> Tensor:
         """α QKᵀ [H, T_q, T_k], and 0 where a query does not see the key."""
-        return self.raw.masked_fill(~self.scores.isfinite(), 0.0)
+        return self.raw.masked_fill(~self.seen, 0.0)
+
+    @cached_property
+    def squared_grads(self) -> Tensor:
+        """Σⱼ (P∘J∘dP)ᵢⱼ² [H, T_q], of dS before δ is subtracted."""
+        delta = (self.grad_out * self.out).sum(-1, keepdim=True)
+        return (self.grad_scores + self.slopes * delta).square().sum(-1)
 
     def grad_scores_of(self, grad_probs: Tensor, delta: Tensor) -> Tensor:
         """Return the gradient by α QKᵀ [H, T_q, T_k].

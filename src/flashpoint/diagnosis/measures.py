@@ -167,10 +167,9 @@ def finite_part(returned: Tensor) -> Tensor:
 def of_scores(true: Exact) -> Measures:
     """Return what the scores of a sequence say, [H] each; NaN where q or k is no finite number."""
     told = true.q.isfinite().all(-1).all(-1) & true.k.isfinite().all(-1).all(-1)
-    finite = true.scores.isfinite()
     rounded = true.scores.bfloat16()
     tied = (rounded == rounded.amax(-1, keepdim=True)).sum(-1) > 1
-    several = finite.sum(-1) > 1
+    several = true.seen.sum(-1) > 1
     lowest, highest = true.seen_raw.flatten(-2).aminmax(dim=-1)
     return {
         table.TIES.name: ((tied & several).double().sum(-1) / several.sum(-1).clamp_min(1)).where(told, torch.nan),
@@ -183,8 +182,7 @@ def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
 
     The terms of ``score_spacing`` are of a query and a key that it sees. Kernels hold S·log₂e.
     """
-    seen = true.scores.isfinite()
-    terms = (q.abs() @ true.k.abs().mT).masked_fill_(~seen, 0.0)
+    terms = (q.abs() @ true.k.abs().mT).masked_fill_(~true.seen, 0.0)
     if true.bias is not None:  # at pairs that have a weight, which FP32 adds to the score
         terms += true.bias.abs().masked_fill(true.probs < 2**-24, 0.0) / scale
     largest = scale * terms.amax((-2, -1)) / math.log(2)
@@ -192,7 +190,7 @@ def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {
         **of_scores(true),
-        table.SCORE_OFFSET.name: (true.seen_raw.sum(-1) / seen.sum(-1).clamp_min(1)).abs().mean(-1),
+        table.SCORE_OFFSET.name: (true.seen_raw.sum(-1) / true.seen.sum(-1).clamp_min(1)).abs().mean(-1),
         table.SCORE_SPACING.name: (above - largest.float()).double() * math.log(2),
         table.MEAN_KEY_SHARE.name: shared,
     }

@@ -18,6 +18,7 @@ from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
 
 if TYPE_CHECKING:
+    from flashpoint.diagnosis.rounded_out import RoundedOut
     from flashpoint.numerics.variant import AttentionVariant
 
 OUT_OFF = 0.01
@@ -41,7 +42,12 @@ of one that is."""
 
 
 def of_results(
-    call: AttentionCall, results: Results, true: Exact, n: int, declared: AttentionVariant | None = None
+    call: AttentionCall,
+    results: Results,
+    true: Exact,
+    n: int,
+    rounded: RoundedOut | None,
+    declared: AttentionVariant | None,
 ) -> Measures:
     """Return how the results of a sequence differ from FP64's, [H] each: what the table has from ``nonfinite`` on.
 
@@ -54,11 +60,11 @@ def of_results(
     heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
     nonfinite = torch.zeros(heads, longest, dtype=torch.bool, device=true.out.device)  # of queries or of keys
     delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.form.scale)
-    if results.out is not None:
+    if results.out is not None and rounded is not None:
         here = ~results.out[n].double().isfinite().all(-1)
         nonfinite[:, : here.shape[1]] |= here
         measured[table.NONFINITE_OUT.name] = here.double().sum(-1)
-        measured |= _of_returned_out(call, results.out, true, n, declared)
+        measured |= _of_returned_out(call, results.out, true, n, rounded, declared)
     for name, rows in (("grad_q", table.GRAD_Q), ("grad_k", table.GRAD_K), ("grad_v", table.GRAD_V)):
         if (returned := getattr(results, name)) is None:
             continue
@@ -85,19 +91,19 @@ def of_results(
     if delta_error is not None:
         noise = noise_of_grad_q(true, call.form.scale)
         measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
-    if results.out is not None and delta_error is not None:
-        measured |= delta_follows(call, results.out[n].double(), delta_error, noise, true, n)
+        if rounded is not None:
+            measured |= delta_follows(rounded, delta_error, noise, true)
     return {**measured, table.NONFINITE.name: nonfinite.double().sum(-1)}
 
 
 def _of_returned_out(
-    call: AttentionCall, out: Tensor, true: Exact, n: int, declared: AttentionVariant | None
+    call: AttentionCall, out: Tensor, true: Exact, n: int, rounded: RoundedOut, declared: AttentionVariant | None
 ) -> Measures:
     """Return the measures of a sequence's O, and of what else its roundings would be."""
     from flashpoint.diagnosis.factors import factors_of_scores, fitted_factor
 
     found = finite_part(out[n])
-    expected, coarse = _references(call, n, out.dtype, declared)
+    expected, coarse = (x.to(out.dtype).double() for x in (rounded.of_probs, rounded.coarser(declared)))
     measured = of_out(found, true, call.grad_out[n].double(), out.dtype, None if declared else coarse)
     error = found - true.out
     across = error - (_along(error, true)[..., None] * true.out)
@@ -202,19 +208,8 @@ def _delta(call: AttentionCall, true: Exact, n: int) -> Tensor:
     return delta if call.grad_logsumexp is None else delta - call.grad_logsumexp[n].double()[..., None]
 
 
-def _references(
-    call: AttentionCall, n: int, dtype: torch.dtype, declared: AttentionVariant | None
-) -> tuple[Tensor, Tensor]:
-    """Return O [H, T, d] of FlashAttention-2, rounded to a dtype, and of what rounds more; by the reference."""
-    # The reference: a loop that is watched does without.
-    from flashpoint.diagnosis.rounded_out import out_of, out_of_rounded_probs, out_of_rounded_scores
-
-    coarse = out_of(declared, call, n) if declared else out_of_rounded_scores(call, n)
-    return out_of_rounded_probs(call, n).to(dtype).double(), coarse.to(dtype).double()
-
-
 def _expected(expected: Tensor, coarse: Tensor, true: Exact) -> Measures:
-    """Return the errors of the O that :func:`_references` returns."""
+    """Return the errors of the O of roundings."""
     size = true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
     return {
         table.LENGTH_ERROR_EXPECTED.name: _length_error(expected, true),
@@ -341,22 +336,18 @@ def noise_of_grad_q(true: Exact, scale: float) -> Tensor:
     return torch.where(size[..., 0] > 0, (of_grad_scores + of_grad_q).sqrt() / size[..., 0], math.inf)
 
 
-def delta_follows(call: AttentionCall, out: Tensor, error: Tensor, noise: Tensor, true: Exact, n: int) -> Measures:
+def delta_follows(rounded: RoundedOut, error: Tensor, noise: Tensor, true: Exact) -> Measures:
     """Return those measures of :func:`.of_results` that say whether δ takes the rounding of O, [H] each.
 
     Args:
-        out: O [H, T, d] float64 as the attention returned it.
+        rounded: of O as the attention returned it.
         error: of δ [H, T] float64.
         noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
     """
-    from flashpoint.diagnosis.rounded_out import out_of_probs_rounded_as_in  # the reference, which loads for a while
-
-    grad_out, of_probs = call.grad_out[n].double(), out_of_probs_rounded_as_in(out, call, n)
-    of_out, others = ((grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
+    out, of_probs = rounded.out, rounded.in_its_tiles
+    of_out, others = ((true.grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
     # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
-    delta = (grad_out * true.out).sum(-1, keepdim=True)
-    of_rounded = (true.grad_scores + true.slopes * delta).square().sum(-1)  # P∘dP, with a cap ∘J
-    weights = (noise.square() + of_rounded).rsqrt()
+    weights = (noise.square() + true.squared_grads).rsqrt()
     rows = (true.bound > 0) & noise.isfinite() & torch.stack([of_out, others, error, weights]).isfinite().all(0)
     x, other, y, unit = (of * weights for of in (of_out, others, error, true.bound))
     x, other, y, unit = (of.where(rows, 0.0) for of in (x, other, y, unit))

@@ -6,50 +6,83 @@ Shapes: :mod:`flashpoint.diagnosis.call`.
 
 from __future__ import annotations
 
+from functools import cached_property, partial
+
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.numerics.choices import UNROUNDED, Rounding
-from flashpoint.numerics.reference import flash_fwd
+from flashpoint.numerics.reference import flash_fwd, fwd_of_rows
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant
 
 _BLOCKS = 64, 128, None
 """Keys of a tile in kernels that are in use; None is all of a row."""
+_TELLING = 32
+"""Queries at the end of each quarter of a sequence, that tell tiles apart."""
+_ALL_BUT = 0.999
+"""A share of O's elements from which on no other tiles are tried."""
 
 
-def out_of_rounded_probs(call: AttentionCall, n: int, block_k: int | None = _BLOCKS[0]) -> Tensor:
+class RoundedOut:
+    """O of one sequence, and what FlashAttention-2's roundings alone would make of it, each computed once.
+
+    Args:
+        out: O [N, H, T_q, d_v] as the attention returned it.
+        n: number of the sequence.
+
+    Attributes:
+        out: of the sequence, [H, T_q, d_v] float64.
+    """
+
+    def __init__(self, call: AttentionCall, out: Tensor, n: int) -> None:
+        self._call, self._n, self.out = call, n, out[n].double()
+
+    @cached_property
+    def of_probs(self) -> Tensor:
+        """:func:`out_of_rounded_probs` [H, T_q, d_v] float64."""
+        return out_of_rounded_probs(self._call, self._n)
+
+    @cached_property
+    def in_its_tiles(self) -> Tensor:
+        """The same in tiles of which the returned O tells: those that leave most of its elements rounded once."""
+        block_k = self._block_k()
+        return self.of_probs if block_k == _BLOCKS[0] else out_of_rounded_probs(self._call, self._n, block_k)
+
+    def coarser(self, declared: AttentionVariant | None) -> Tensor:
+        """O [H, T_q, d_v] float64 as the attention declares its roundings, or else :func:`out_of_rounded_scores`."""
+        if declared is None:
+            return out_of_rounded_scores(self._call, self._n)
+        return out_of(declared, self._call, self._n)
+
+    def _block_k(self) -> int | None:
+        dtype, length = _dtype(self._call), self._call.k.shape[2]
+        if dtype is None or not _reference_knows(self._call):
+            return _BLOCKS[0]
+        ends = [-(-length * quarter // 4) for quarter in (1, 2, 3, 4)]
+        rows, found = [slice(max(0, end - _TELLING), end) for end in ends], dict[int | None, int]()
+        returned = torch.cat([self.out[:, some] for some in rows], 1)
+        for block_k in (block for block in _BLOCKS if block == _BLOCKS[0] or length > (block or _BLOCKS[0])):
+            of_probs = torch.cat([out_of_rounded_probs(self._call, self._n, block_k, some) for some in rows], 1)
+            found[block_k] = int((of_probs.to(dtype).double() == returned).sum())
+            if found[block_k] > _ALL_BUT * returned.numel():
+                break
+        return max(found, key=found.__getitem__)
+
+
+def out_of_rounded_probs(
+    call: AttentionCall, n: int, block_k: int | None = _BLOCKS[0], rows: slice | None = None
+) -> Tensor:
     """Return O [H, T_q, d_v] float64 of FlashAttention-2 in which P̄ alone is rounded, to the inputs' dtype.
 
     Args:
         block_k: keys of a tile, of whose running maximum P̄ is, in forms that the reference knows.
+        rows: of the queries alone, in such forms.
     """
     if not _reference_knows(call):
         return _out_of_rounded(call, n, None, _dtype(call))
-    return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED, block_k=block_k), call, n)
-
-
-def out_of_probs_rounded_as_in(out: Tensor, call: AttentionCall, n: int) -> Tensor:
-    """Return :func:`out_of_rounded_probs` for tiles of which O as an attention returned it [H, T_q, d_v] float64 tells:
-    those that leave most of its elements rounded once."""
-    length, dtype = call.k.shape[2], _dtype(call)
-    if dtype is None or not _reference_knows(call):
-        return out_of_rounded_probs(call, n)
-    found: tuple[int, Tensor] | None = None
-    for block_k in (block for block in _BLOCKS if block == _BLOCKS[0] or length > (block or _BLOCKS[0])):
-        of_probs = out_of_rounded_probs(call, n, block_k)
-        rounded_once = int((of_probs.to(dtype).double() == out).sum())
-        if found is None or rounded_once > found[0]:
-            found = rounded_once, of_probs
-        if rounded_once > _ALL_BUT * out.numel():
-            break
-    assert found is not None
-    return found[1]
-
-
-_ALL_BUT = 0.999
-"""A share of O's elements from which on no other tiles are tried."""
+    return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED, block_k=block_k), call, n, rows)
 
 
 def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
@@ -63,16 +96,17 @@ def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:
     return out_of(coarser, call, n)
 
 
-def out_of(variant: AttentionVariant, call: AttentionCall, n: int) -> Tensor:
+def out_of(variant: AttentionVariant, call: AttentionCall, n: int, rows: slice | None = None) -> Tensor:
     """Return O [H, T_q, d_v] float64 of a variant, by this package's reference, beside the call's sink if it has one.
-    In a form that the reference does not know, S, P̄ and Ō are rounded."""
+    In a form that the reference does not know, S, P̄ and Ō are rounded; in others some ``rows`` may be asked for."""
     if not _reference_knows(call):
         return out_of_rounded_scores(call, n)
     k, v = (x[n : n + 1].repeat_interleave(call.groups, 1) for x in (call.k, call.v))
     heads = torch.arange(k.shape[1], device=k.device)
     noise = NoiseKey(torch.zeros(2, dtype=torch.int64, device=k.device), 1, heads, k.shape[1], 1)
     form = call.form
-    found = flash_fwd(call.q[n : n + 1], k, v, variant, noise, form.is_causal, form.scale)[:2]
+    forward = flash_fwd if rows is None else partial(fwd_of_rows, rows=rows)
+    found = forward(call.q[n : n + 1], k, v, variant, noise, form.is_causal, form.scale)[:2]
     out, logsumexp = (x[0].double() for x in found)
     return out if form.sink is None else out * torch.sigmoid(logsumexp - form.sink[:, None])[..., None]
 

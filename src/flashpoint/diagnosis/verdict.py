@@ -189,12 +189,15 @@ def measured(
 def _of_heads(
     call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
 ) -> Measures:
-    true = exact(call, n)
-    found = {**of_inputs(true, call.q[n].double(), call.form.scale), **of_results(call, results, true, n, declared)}
-    if probed is not None and results.out is not None:
+    from flashpoint.diagnosis.rounded_out import RoundedOut  # the reference: a loop that is watched does without
+
+    true, rounded = exact(call, n), None if results.out is None else RoundedOut(call, results.out, n)
+    found = of_inputs(true, call.q[n].double(), call.form.scale)
+    found |= of_results(call, results, true, n, rounded, declared)
+    if probed is not None and rounded is not None:
         found |= probed_measures(call, probed, true, n)
         noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is
-        found |= delta_follows(call, results.out[n].double(), delta_error_of_row_sums(probed, true, n), noise, true, n)
+        found |= delta_follows(rounded, delta_error_of_row_sums(probed, true, n), noise, true)
     return found
 
 

@@ -63,6 +63,25 @@ def flash_fwd(
     return out.to(torch.float32 if variant.returns_fp32 else q.dtype), logsumexp, out_for_delta, centered
 
 
+def fwd_of_rows(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    variant: AttentionVariant,
+    noise: NoiseKey,
+    causal: bool,
+    scale: float,
+    rows: slice,
+) -> tuple[Tensor, Tensor]:
+    """Return O [B, H, R, d] and L [B, H, R], float32, of R queries alone, a slice of T with both ends.
+
+    Other arguments are as for :func:`flash_fwd`. A block of the queries' scores [B, H, R, C] is materialised whole.
+    """
+    k = centered_keys(k) if variant.center_keys else k
+    found = _flash_fwd_rows(Inputs.of(q, k, v, variant, noise, causal, scale), rows)
+    return found.out, found.logsumexp
+
+
 def row_statistics(
     q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, noise: NoiseKey
 ) -> tuple[Tensor, Tensor]:
