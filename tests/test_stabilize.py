@@ -205,6 +205,21 @@ def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert not inside[0].equal(before[0])
 
 
+def test_compiled_for_any_length_several_calls_are_as_eager() -> None:
+    torch._dynamo.reset()
+
+    def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
+        return F.scaled_dot_product_attention(q, k, causal(q, k, v), attn_mask=(distance / 64).to(q.dtype))
+
+    compiled = torch.compile(twice, backend="aot_eager", fullgraph=True, dynamic=True)
+    with flashpoint.stabilize(MODEL):
+        for tokens in (16, 24):
+            given = [x[:, :, :tokens] for x in inputs()]
+            for one, other in zip(passes(twice, given=given), passes(compiled, given=given), strict=True):
+                assert one.equal(other)
+
+
 @pytest.mark.parametrize("heads_of_keys", [2, 4])
 def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
     torch._dynamo.reset()

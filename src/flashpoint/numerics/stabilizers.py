@@ -101,7 +101,8 @@ def in_fp16(
 def _half(x: Tensor) -> Tensor:
     if is_eager(x):
         return torch.clamp(x, *_bounds(x.device), out=torch.empty_like(x, dtype=torch.float16))
-    return x.half().clamp(-FP16_MAX, FP16_MAX)  # what is beyond it has become infinite
+    largest = torch.finfo(torch.float16).max
+    return x.half().clamp(-largest, largest)  # what is beyond it has become infinite
 
 
 def _half_of_bias(x: Tensor) -> Tensor:
@@ -111,6 +112,10 @@ def _half_of_bias(x: Tensor) -> Tensor:
 def _wide(x: Tensor) -> Tensor:
     """Return it in a dtype that has every power of two."""
     return x.float() if x.dtype == torch.float16 else x
+
+
+# A float that is a global is an input of the graph with torch.compile(dynamic=True), which the compiler loses inside of
+# these functions: what they call computes with floats of its own.
 
 
 class _Enter(torch.autograd.Function):
@@ -205,14 +210,11 @@ def largest_of(x: Tensor) -> Tensor:
 
 def _power_of_two(largest: Tensor) -> Tensor:
     """Return :func:`power_of_two` of T·max|dO| float32."""
-    largest = largest.nan_to_num(_FOR_ONE, _FOR_ONE)
-    largest = largest.masked_fill(largest == 0, _FOR_ONE)
+    for_one = 2.0**14  # a sum whose power of two is 1
+    largest = largest.nan_to_num(for_one, for_one)
+    largest = largest.masked_fill(largest == 0, for_one)
     exponent = largest.view(torch.int32) >> 23  # 2^(exponent - 127) ≤ largest < 2^(exponent - 126)
     return ((2 * 127 + 14 - exponent).clamp(max=127 + 126) << 23).view(torch.float32)
-
-
-_FOR_ONE = 2.0**14
-"""A sum whose power of two is 1."""
 
 
 @lru_cache
