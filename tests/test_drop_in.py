@@ -203,6 +203,18 @@ def test_what_would_be_another_attention_is_one_clear_error(arguments: dict[str,
     assert "\n" not in str(raised.value)
 
 
+def test_a_wrong_call_is_refused_each_time_also_after_one_that_equals_it() -> None:
+    q, k, v, _ = tensors(2, 2, 20, 16)
+    attention(q, k, v, layer=1, scale=1.0)
+    wrong: list[dict[str, Any]] = [{"layer": 1.0}, {"scale": torch.ones((), requires_grad=True)}, {"dropout_p": 0.1}]
+    for arguments in wrong * 2:
+        with pytest.raises(ValueError, match="|".join(arguments)):
+            attention(q, k, v, **({"layer": 1, "scale": 1.0} | arguments))
+    for _ in range(2):
+        with pytest.raises(ValueError, match="one device"):
+            attention(q, k.to("meta"), v, layer=1, scale=1.0)
+
+
 def with_one_bit(kernel: str, **choices: Any) -> AttentionVariant:
     return AttentionVariant(name="one bit", kernel=kernel, out=Rounding("nearest", bits=1), **choices)  # type: ignore[arg-type]
 

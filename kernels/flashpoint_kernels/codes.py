@@ -32,3 +32,13 @@ class Stream(IntEnum):
 # The last word of Philox's counter is layer + stream · STREAM_UNIT + number of the key block · BLOCK_UNIT.
 STREAM_UNIT = 1 << 12
 BLOCK_UNIT = 1 << 16
+
+FP16_MAX = 65_504.0
+PROGRAMS = 1 << 10
+"""Of the passes around an attention in FP16, eight for each multiprocessor of an H200."""
+FACTOR_AT = 3 * PROGRAMS
+"""Where the power of two stands in a call's state."""
+STATES = FACTOR_AT + 8
+"""Numbers of a call's state."""
+CALL = 1 << 32
+"""What a call adds to a count, above all that tensors add."""

@@ -6,6 +6,7 @@ Shapes: B sequences, H heads, H_kv heads of keys and values, T tokens, d feature
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,9 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
+from flashpoint.numerics.layout import Form, form_of, is_eager
 from flashpoint.numerics.named import variant_named
+from flashpoint.numerics.ops import Passes
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import BF16_BITS, HEAD_SIZES, STREAM_UNIT
 
@@ -95,29 +98,52 @@ def attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     _refuse_mask_and_dropout(attn_mask, dropout_p)
-    if not query.is_meta and torch.is_autocast_enabled(query.device.type):  # of meta it knows no autocast
-        dtype = torch.get_autocast_dtype(query.device.type)
+    device_type = query.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta it knows no autocast
+        dtype = torch.get_autocast_dtype(device_type)
         query, key, value = (x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value))
     if not torch.compiler.is_compiling():
         _refuse_transforms(query, key, value)
+    passes = None
+    if is_eager(query, key, value) and type(layer) is int and (scale is None or type(scale) is float):
+        passes = _decided(chosen, layer, is_causal, scale, enable_gqa, *map(form_of, (query, key, value)))
+    else:
+        _check(query, key, value, enable_gqa)
+        _check_choices(chosen, layer, scale)
+    _check_seed_and_step(seed_and_step, query.device, chosen)
+    if passes is not None:
+        out = dispatch.called_directly(query, key, value, seed_and_step, passes)
+    else:
+        d = query.shape[-1]
+        scale = d**-0.5 if scale is None else scale
+        if kernel == "flash":
+            query, key, value = _as_kernels_take(query, key, value)
+        out = dispatch.attention(
+            query, key, value, chosen, layer=layer, seed_and_step=seed_and_step, causal=is_causal, scale=scale
+        )
+        out = out[..., :d] if out.shape[-1] > d else out
+    return out if out.dtype == query.dtype else out.to(query.dtype)
+
+
+@lru_cache(maxsize=1024)
+def _decided(
+    chosen: AttentionVariant,
+    layer: int,
+    causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    *forms: tuple[torch.Size, torch.dtype, torch.device],
+) -> Passes | None:
+    """Check once what the forms of query, key and value decide. Return what computes all of the attention, None where
+    something stands before it or after it."""
+    query, key, value = (Form(*form) for form in forms)
     _check(query, key, value, enable_gqa)
     _check_choices(chosen, layer, scale)
-    _check_seed_and_step(seed_and_step, query.device)
-    if seed_and_step is None:
-        if chosen.draws:
-            raise ValueError(f"variant={chosen.name}: needs random bits; pass seed_and_step, [2] int64")
-        if _errs_by_time(chosen):
-            raise ValueError(f"variant={chosen.name}: its error of δ goes with the step; pass seed_and_step, [2] int64")
-        seed_and_step = dispatch.no_key(query)
     d = query.shape[-1]
-    scale = d**-0.5 if scale is None else scale
-    if kernel == "flash":
-        query, key, value = _as_kernels_take(query, key, value)
-    out = dispatch.attention(
-        query, key, value, chosen, layer=layer, seed_and_step=seed_and_step, causal=is_causal, scale=scale
-    )
-    out = out[..., :d] if out.shape[-1] > d else out
-    return out if out.dtype == query.dtype else out.to(query.dtype)
+    alone = kernel_in(chosen, layer) == "flash" and not in_front(chosen, layer).stabilizes
+    if not alone or d not in HEAD_SIZES or key.shape != query.shape:
+        return None
+    return dispatch.direct_passes(query, chosen.key, layer, causal, d**-0.5 if scale is None else scale)
 
 
 def _as_kernels_take(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,11 +175,11 @@ def _refuse_bits(variant: AttentionVariant) -> None:
 def _refuse_transforms(*tensors: Tensor) -> None:
     """Refuse transforms of ``torch.func``, and derivatives in forward mode: PyTorch would take them for zero, without a
     word."""
-    # In this order: PyTorch does not unpack what vmap has wrapped. Outside of every level there is nothing to unpack.
-    if any(map(is_functorch_wrapped_tensor, tensors)) or (
-        getattr(forward_ad, "_current_level", 0) >= 0
-        and any(forward_ad.unpack_dual(x, level=0).tangent is not None for x in tensors)
-    ):
+    nowhere = getattr(forward_ad, "_current_level", 0) < 0  # outside of every level there is nothing to unpack
+    for x in tensors:
+        # In this order: PyTorch does not unpack what vmap has wrapped.
+        if not is_functorch_wrapped_tensor(x) and (nowhere or forward_ad.unpack_dual(x, level=0).tangent is None):
+            continue
         raise ValueError(
             "this attention has no derivatives in forward mode (jvp) and takes no transforms of torch.func (grad, "
             "vmap); call backward(), or choose variant='sdpa'"
@@ -180,9 +206,9 @@ def variant_of(name: str) -> AttentionVariant:
 _VARIANTS: dict[str, AttentionVariant] = {}
 
 
-def _check(query: Tensor, key: Tensor, value: Tensor, enable_gqa: bool) -> None:
+def _check(query: Tensor | Form, key: Tensor | Form, value: Tensor | Form, enable_gqa: bool) -> None:
     """Raise ValueError for tensors that the kernels and the reference do not take."""
-    if query.dim() != 4 or key.shape != value.shape or key.dim() != 4:
+    if len(query.shape) != 4 or key.shape != value.shape or len(key.shape) != 4:
         raise ValueError(f"{_shapes(query, key, value)}: give query [B, H, T, d], key and value [B, H_kv, T, d]")
     if query.shape[2] != key.shape[2] or query.shape[0] != key.shape[0] or query.shape[3] != key.shape[3]:
         raise ValueError(
@@ -239,12 +265,20 @@ def _check_choices(variant: AttentionVariant, layer: int, scale: float | None) -
 
 
 def _errs_by_time(variant: AttentionVariant) -> bool:
-    errors = [one.delta_error for one in (variant, variant.elsewhere) if one is not None]
-    return any(len(factors) > 1 for error in errors for factors in error.trajectory or ())
+    for one in (variant, variant.elsewhere):
+        trajectory = None if one is None else one.delta_error.trajectory
+        if trajectory is not None and any(len(factors) > 1 for factors in trajectory):
+            return True
+    return False
 
 
-def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device) -> None:
+def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device, variant: AttentionVariant) -> None:
     if seed_and_step is None:
+        if variant.draws:
+            raise ValueError(f"variant={variant.name}: needs random bits; pass seed_and_step, [2] int64")
+        if _errs_by_time(variant):
+            told = f"variant={variant.name}: its error of δ goes with the step"
+            raise ValueError(f"{told}; pass seed_and_step, [2] int64")
         return
     if not isinstance(seed_and_step, Tensor):
         raise ValueError(f"seed_and_step is {type(seed_and_step).__name__}: give a tensor, [2] int64")
@@ -255,5 +289,5 @@ def _check_seed_and_step(seed_and_step: Tensor | None, device: torch.device) -> 
         raise ValueError(f"seed_and_step is on {seed_and_step.device}: give it on {device}, as query is")
 
 
-def _shapes(query: Tensor, key: Tensor, value: Tensor) -> str:
+def _shapes(query: Tensor | Form, key: Tensor | Form, value: Tensor | Form) -> str:
     return ", ".join(f"{name} {list(x.shape)}" for name, x in (("query", query), ("key", key), ("value", value)))

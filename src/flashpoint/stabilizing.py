@@ -18,17 +18,16 @@ from torch.nn.attention.bias import CausalBias
 
 from flashpoint.errors import UserError, notify
 from flashpoint.numerics.layout import is_eager
-from flashpoint.numerics.stabilizers import FP16_MAX, in_fp16, largest_of
+from flashpoint.numerics.stabilizers import in_fp16, largest_of
 from flashpoint.watching.functions import NamedFunction, output_of, places_of, replaced, where_queries_keys_values
 from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
 from flashpoint.watching.left_out import is_transformed
+from flashpoint_kernels.codes import CALL, FP16_MAX
 
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
 _THEMSELVES = ("sdpa", "eager")
 """Names of Transformers' interface that are not replaced: the one calls PyTorch's attention, the other computes it."""
-_CALL = 1 << 32
-"""What a call adds to a count, above all that tensors add."""
 _AT_ONCE = 3 * 64
 """Tensors of eager mode that are counted by one sum."""
 _open: list[Stabilized] = []
@@ -56,18 +55,22 @@ class _Count:
     @property
     def judged(self) -> int:
         """What counts of the tensors; the host waits for it."""
-        return self._whole() % _CALL
+        return self._whole() % CALL
 
     @property
     def calls(self) -> int:
         """Calls; the host waits for it."""
-        return self._whole() // _CALL
+        return self._whole() // CALL
 
     def _whole(self) -> int:
         for device, largest in self._largest.items():
             if largest:
                 self._add_kept(device, largest)
         return sum(int(counted) for counted in self._counted.values())
+
+    def counted_on(self, device: torch.device) -> Tensor | None:
+        """Return what is counted on a device, [] int64: CALL times the calls, and what counts."""
+        return self._counted.get(device)
 
     def add(self, *tensors: Tensor) -> None:
         device = tensors[0].device
@@ -93,7 +96,7 @@ class _Count:
 
     def _add(self, device: torch.device, largest: Tensor) -> None:
         of_calls = largest.view(-1, 3)
-        self._counted[device].add_(self._judge(of_calls).sum() + _CALL * len(of_calls))
+        self._counted[device].add_(self._judge(of_calls).sum() + CALL * len(of_calls))
 
 
 def _overflows(largest: Tensor) -> Tensor:
@@ -129,7 +132,7 @@ class Stabilized:
     def clamped(self) -> int:
         """The tensors q, k and v that held a number beyond 65,504, which took that number.
 
-        A call that activation checkpointing repeats counts twice.
+        A call that activation checkpointing repeats may count twice.
         """
         return self._beyond.judged
 
@@ -150,6 +153,11 @@ class Stabilized:
     def count_gradients(self, *tensors: Tensor) -> None:
         """Count dQ, dK and dV as the kernel returned them."""
         self._overflowed.add(*tensors)
+
+    def counted_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return what calls add to that are counted by kernels of their own."""
+        beyond, overflowed = self._beyond.counted_on(device), self._overflowed.counted_on(device)
+        return None if beyond is None or overflowed is None else (beyond, overflowed)
 
 
 def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
@@ -281,14 +289,16 @@ def _users_places(function: Callable[..., Any]) -> list[tuple[Any, str]]:
 
 def _dtype_of(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype | None:
     """Return the dtype of O where the attention is to be computed in FP16: BF16, by the inputs or by autocast."""
-    if any(x.is_nested for x in (q, k, v)):
+    if q.is_nested or k.is_nested or v.is_nested:
         return None
-    if not torch.compiler.is_compiling() and any(is_transformed(x) or x.numel() == 0 for x in (q, k, v)):
-        return None
-    dtypes = {q.dtype, k.dtype, v.dtype}
+    if not torch.compiler.is_compiling():
+        for x in (q, k, v):
+            if is_transformed(x) or x.numel() == 0:
+                return None
+    dtypes = q.dtype, k.dtype, v.dtype
     if not q.is_meta and torch.is_autocast_enabled(q.device.type) and torch.float64 not in dtypes:  # which it leaves
-        dtypes = {torch.get_autocast_dtype(q.device.type)}
-    return torch.bfloat16 if dtypes == {torch.bfloat16} else None
+        return torch.bfloat16 if torch.get_autocast_dtype(q.device.type) == torch.bfloat16 else None
+    return torch.bfloat16 if dtypes == (torch.bfloat16,) * 3 else None
 
 
 def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
@@ -305,13 +315,12 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         if dtype is None or not told.open:
             return call(query, key, value, attn_mask, *more, **options)
         _note("scaled_dot_product_attention")
-        told.count(query, key, value)
         biases = () if attn_mask is None or of_causal_bias or attn_mask.dtype == torch.bool else (attn_mask,)
 
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
             return call(q, k, v, mask, *more, **options)
 
-        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, seen=told.count_gradients)
+        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, counts=told)
         return out
 
     return scaled_dot_product_attention
@@ -327,7 +336,6 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
         query = arguments[qkv[0]]
         autocast = not query.is_meta and torch.is_autocast_enabled(query.device.type)
         _note(name, torch.compiler.is_compiling() and autocast)
-        told.count(*(arguments[at] for at in qkv))
         beside = [at for at, x in arguments.items() if at not in qkv and isinstance(x, Tensor)]
         biases = [at for at in beside if _is_bias(arguments[at])]
         learned = [at for at in beside if at not in biases and arguments[at].requires_grad]
@@ -352,7 +360,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
             learned=[arguments[at] for at in learned],
             dtype=dtype,
             tokens=tokens,
-            seen=told.count_gradients,
+            counts=told,
         )
 
     return inside

@@ -54,6 +54,58 @@ def test_called_without_an_op_they_give_the_same_bits(name: str) -> None:
                 assert torch.equal(one, other)
 
 
+def test_kept_launches_follow_memory_streams_graphs_and_hooks() -> None:
+    from triton import knobs
+
+    inputs, seed_and_step = tensors(2, 3, 100, 64), torch.tensor([1, 2], device="cuda")
+
+    def results() -> list[Tensor]:
+        q, k, v = (x.clone().requires_grad_() for x in inputs[:3])  # where the last call's lay, or elsewhere
+        out = attention(q, k, v, FROM_FILES["flash_fixed"], layer=2, seed_and_step=seed_and_step)
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v), inputs[3])]
+
+    first, held, seen = results(), [], []
+    found = [results() for _ in range(3)]
+    for _ in range(3):
+        held.append(torch.empty(2, 3, 100, 64, device="cuda", dtype=torch.bfloat16))
+        found.append(results())
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        found += [results() for _ in range(3)]
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = results()
+    for x in captured:
+        x.zero_()
+    graph.replay()
+    found.append(captured)
+    knobs.runtime.launch_enter_hook.add(seen.append)
+    try:
+        found.append(results())
+    finally:
+        knobs.runtime.launch_enter_hook.remove(seen.append)
+    assert len(seen) >= 3
+    for again in found:
+        for one, other in zip(first, again, strict=True):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_another_device_than_the_current_one_gives_the_same_bits() -> None:
+    variant, results = FROM_FILES["flash_fixed"], []
+    for device in ("cuda:0", "cuda:1", "cuda:0", "cuda:1"):
+        q, k, v, grad_out = (x.to(device) for x in tensors(2, 3, 100, 64))
+        for x in (q, k, v):
+            x.requires_grad_()
+        out = attention(q, k, v, variant, layer=2, seed_and_step=torch.tensor([1, 2], device=device))
+        results.append([x.cpu() for x in (out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out))])
+    for others in results[1:]:
+        for one, other in zip(results[0], others, strict=True):
+            assert torch.equal(one, other)
+
+
 @pytest.mark.skipif(torch.cuda.is_available() and torch.cuda.mem_get_info()[1] < 80e9, reason="takes 45 GB")
 def test_more_than_2_to_the_31_elements() -> None:
     inputs = tensors(65, 64, 4096, 128)

@@ -17,6 +17,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import flashpoint
+from flashpoint.numerics import stabilizers
 from flashpoint.numerics.stabilizers import in_fp16
 from tests.conftest import environment
 
@@ -128,6 +129,39 @@ def test_eager_mode_waits_for_nothing_and_has_the_bits_that_are_traced(scale: fl
             traced = passes(causal, given)
     for one, other in zip(eager, traced, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
+
+
+def projected(scale: float) -> list[Tensor]:
+    """Return q, k and v as parts of one projection, and dO by token."""
+    generator = torch.Generator("cuda").manual_seed(1)
+    sequences, heads, tokens, d = SHAPE
+    parts = torch.randn(sequences, tokens, 3, heads, d, generator=generator, device="cuda").bfloat16()
+    q, k, v = parts.transpose(1, 3).unbind(2)
+    grad_out = torch.randn(sequences, tokens, heads, d, generator=generator, device="cuda").bfloat16().transpose(1, 2)
+    return [q / scale, k * scale, v, grad_out]
+
+
+@pytest.mark.parametrize("mode", ["eager", "compiled"])
+@pytest.mark.parametrize("size", [1.0, 1e-30, 0.0, math.inf, math.nan])
+@pytest.mark.parametrize("scale", [1.0, 1e4, 1e6])
+def test_kernels_change_no_bit_and_no_count(
+    scale: float, size: float, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared with PyTorch's operations, that are computed in eager mode."""
+    q, k, v, grad_out = projected(scale)
+    backend = SDPBackend.MATH if mode == "eager" else SDPBackend.FLASH_ATTENTION  # whose sums are in no fixed order
+    found, counted = [], []
+    for by_kernels in (True, False):
+        monkeypatch.setattr(stabilizers, "_is_on_gpu", lambda _, here=by_kernels: here)
+        attend = torch.compile(causal, fullgraph=True) if by_kernels and mode == "compiled" else causal
+        with flashpoint.stabilize(MODEL) as told, sdpa_kernel(backend):
+            found.append(passes(attend, [q, k, v, grad_out * size]))
+            counted.append((told.clamped, told.overflowed, told._beyond.calls, told._overflowed.calls))
+    assert counted[0] == counted[1]
+    if mode == "eager":
+        for one, other in zip(*found, strict=True):
+            assert one.stride() == other.stride()
+            torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
 def test_a_cuda_graph_counts_in_each_replay() -> None:

@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
-from flashpoint.numerics.layout import is_eager
+from flashpoint.numerics.layout import Form, is_eager
 from flashpoint.numerics.ops import (
-    backward_pass,
+    Passes,
     flash_bwd_op,
     flash_fwd_op,
-    forward_pass,
     index_of,
     kernels_for,
     name_for_op,
     name_for_output,
     noise_key,
+    passes_of,
 )
 from flashpoint.numerics.production import ScoreMod, each_head, production_attention
 from flashpoint.numerics.stabilizers import stabilized
@@ -38,7 +38,7 @@ def attention(
     variant: AttentionVariant,
     *,
     layer: int,
-    seed_and_step: Tensor,
+    seed_and_step: Tensor | None,
     causal: bool = True,
     scale: float | None = None,
     score_mod: ScoreMod | None = None,
@@ -49,6 +49,7 @@ def attention(
         q: [B, H, T, d], bfloat16 or float32, any strides.
         k, v: [B, H_kv, T, d], H_kv divides H.
         variant: every numerical choice, and the layers and heads it holds for.
+        seed_and_step: None for a variant that reads neither.
         causal: whether a query sees no later key; otherwise it sees all.
         scale: α; None is 1/√d.
         score_mod: what FlexAttention, and no other kernel, makes of the scores.
@@ -64,64 +65,74 @@ def attention(
             k, v = each_head(q, k), each_head(q, v)
             alpha = q.shape[-1] ** -0.5 if scale is None else scale
             if is_eager(q, k, v):
-                return _called_directly(q, k, v, seed_and_step, variant.key, layer, causal, alpha)
-            return flash_fwd_op(q, k, v, seed_and_step, name_for_output(variant.key), layer, causal, alpha)[0]
+                return called_directly(q, k, v, seed_and_step, direct_passes(q, variant.key, layer, causal, alpha))
+            key = _no_key(q) if seed_and_step is None else seed_and_step
+            return flash_fwd_op(q, k, v, key, name_for_output(variant.key), layer, causal, alpha)[0]
         if front.delta != "out":
             from flashpoint.numerics import outside_delta  # few variants ask for it
 
-            bits = front.out_residual_bits
-            return outside_delta.corrected(kernel, q, k, v, bits, seed_and_step, is_causal=causal, scale=scale)
+            bits, key = front.out_residual_bits, _no_key(q) if seed_and_step is None else seed_and_step
+            return outside_delta.corrected(kernel, q, k, v, bits, key, is_causal=causal, scale=scale)
         return production_attention(kernel, q, k, v, is_causal=causal, scale=scale, score_mod=score_mod)
 
     return stabilized(plain, front.shift_keys, front.shift_values, front.fp16_inside)(q, k, v)
 
 
-def no_key(q: Tensor) -> Tensor:
+def _no_key(q: Tensor) -> Tensor:
     """Return a ``seed_and_step`` for variants that take none: zeros on the device of ``q``, which no kernel reads."""
-    if not is_eager(q):
-        return torch.zeros(2, dtype=torch.int64, device=q.device)
-    return _kept_key(q.device)
+    return torch.zeros(2, dtype=torch.int64, device=q.device)
 
 
 @lru_cache(maxsize=64)
 def _kept_key(device: torch.device) -> Tensor:
+    """Return :func:`_no_key`, made once: of tensors that :func:`is_eager` holds for."""
     with torch.inference_mode(mode=False):  # else it could not be saved for a backward pass
         return torch.zeros(2, dtype=torch.int64, device=device)
 
 
-def _called_directly(
-    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, key: str, layer: int, causal: bool, scale: float
-) -> Tensor:
-    """Return O [B, H, T, d] with its gradients. The same by an op takes the host twice as long."""
-    choices = variant_from_key(key)  # the one that the op takes, too: caches find it without a comparison
+def direct_passes(q: Tensor | Form, key: str, layer: int, causal: bool, scale: float) -> Passes:
+    """Return the passes of a variant by its key on tensors like q [B, H, T, d]."""
+    # Of the variant that the ops take, too: caches find it without a comparison.
+    return passes_of(q, variant_from_key(key), layer, causal, scale)
+
+
+def called_directly(q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor | None, passes: Passes) -> Tensor:
+    """Return O [B, H, T, d] with its gradients, of tensors that :func:`is_eager` holds for. The same by an op takes the
+    host twice as long."""
+    if seed_and_step is None:
+        seed_and_step = _kept_key(q.device)
     if torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad):
-        out: Tensor = _Flash.apply(q, k, v, seed_and_step, choices, layer, causal, scale)
+        # PyTorch's own method in Python looks for tensors of transforms that have ended. Transforms need it.
+        apply = _Flash.apply if torch._C._are_functorch_transforms_active() else _apply
+        out: Tensor = apply(q, k, v, seed_and_step, passes)
         return out
-    return forward_pass(q, k, v, seed_and_step, choices, layer, causal, scale)[0]
+    return passes.forward(q, k, v, seed_and_step)[0]
 
 
 class _Flash(torch.autograd.Function):
     """The op's forward and backward pass, of tensors that :func:`is_eager` holds for."""
 
     @staticmethod
-    def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, choices: AttentionVariant, *others: Any
-    ) -> Tensor:
-        saved = forward_pass(q, k, v, seed_and_step, choices, *others)
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, passes: Passes) -> Tensor:
+        saved = passes.forward(q, k, v, seed_and_step)
         ctx.save_for_backward(q, k, v, *saved, seed_and_step)
-        ctx.choices = choices, *others
+        ctx.passes = passes
         return saved[0]
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, *saved, seed_and_step = ctx.saved_tensors
         if torch.is_grad_enabled() or not is_eager(grad_out):
             # To be traced, or with create_graph: the op refuses second derivatives.
-            variant, *others = ctx.choices
-            grads = flash_bwd_op(grad_out, *ctx.saved_tensors, name_for_op(variant.key), *others)
+            variant, *others = ctx.passes.call
+            results = (q.new_empty(0) if x is None else x for x in saved)
+            grads = flash_bwd_op(grad_out, q, k, v, *results, seed_and_step, name_for_op(variant.key), *others)
         else:
-            q, k, v, *saved, seed_and_step = ctx.saved_tensors
-            grads = backward_pass(grad_out, q, k, v, saved, seed_and_step, *ctx.choices)
-        return (*grads, *[None] * 5)
+            grads = ctx.passes.backward(grad_out, q, k, v, saved, seed_and_step)
+        return (*grads, None, None)
+
+
+_apply = super(torch.autograd.Function, _Flash).apply
 
 
 def flash_fwd(

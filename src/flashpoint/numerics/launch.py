@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -15,7 +15,7 @@ from flashpoint.hardware import capability, chip_of
 from flashpoint.numerics.compile_time import compile_time_choices, launch_options
 from flashpoint.numerics.deltas import dtype_of_saved
 from flashpoint.numerics.kept_launch import KeptLaunch, readable
-from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.layout import Saved, allocator, by_token, contiguous, strides_by_token
 from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.center_keys import center_keys_kernel
 from flashpoint_kernels.flash_bwd_dkdv import flash_bwd_dkdv_kernel
@@ -69,7 +69,9 @@ def flash_fwd(
         O, L, what δ takes beside O, and the centred keys, as :func:`flashpoint.numerics.reference.flash_fwd` has them.
         The last two are empty where no variant asks. O lies in memory as [B, T, H, d].
     """
-    return _flash_fwd(q, k, v, variant, layer, seed_and_step, None, causal, scale)
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    out, logsumexp, out_for_delta, centered = _forward(plan, q, k, v, seed_and_step)
+    return out, logsumexp, out_for_delta, q.new_empty(0) if centered is None else centered
 
 
 def row_statistics(
@@ -83,28 +85,9 @@ def row_statistics(
     """
     shift = q.new_empty(q.shape[:-1], dtype=torch.float32)
     ones = torch.empty_like(shift, dtype=torch.int32)
-    _flash_fwd(q, k, v, variant, layer, seed_and_step, (shift, ones))
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), True, None)
+    _forward(plan, q, k, v, seed_and_step, (shift, ones))
     return shift, ones
-
-
-def _flash_fwd(
-    q: Tensor, k: Tensor, v: Tensor, variant: AttentionVariant, layer: int, seed_and_step: Tensor,
-    statistics: tuple[Tensor, Tensor] | None, causal: bool = True, scale: float | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    B, H, T, _ = q.shape
-    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
-    out = by_token(q, torch.float32 if plan.returns_fp32 else q.dtype)
-    out_for_delta = by_token(q, plan.saved) if plan.saves_another else q.new_empty(0, dtype=plan.saved)
-    logsumexp = q.new_empty((B, H, T), dtype=torch.float32)
-    if any(plan.center_keys):
-        k = centered = _center_keys(k, plan.selected, *plan.center_keys)
-    else:
-        centered = q.new_empty(0)
-    (plan.statistics if statistics else plan.forward)(
-        (q, k, v), (out, out_for_delta, logsumexp, *(statistics or plan.no_statistics), seed_and_step, plan.selected),
-        B, H, T, layer, plan.side_by_side,
-    )  # fmt: skip
-    return out, logsumexp, out_for_delta, centered
 
 
 def flash_bwd(
@@ -124,13 +107,9 @@ def flash_bwd(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return dQ, dK and dV of :func:`flash_fwd` from what it took and returned; each lies in memory as [B, T, H, d]."""
-    k = centered if centered.numel() else k
-    # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
-    grad_out = grad_out if grad_out.dtype == q.dtype else grad_out.to(q.dtype)
-    context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step, "causal": causal, "scale": scale}
-    grad_q, rows, drift = flash_bwd_dq(grad_out, q, k, v, out, logsumexp, out_for_delta, variant, **context)
-    grad_k, grad_v = flash_bwd_dkdv(grad_out, q, k, v, rows, drift, variant, **context)
-    return grad_q, grad_k, grad_v
+    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    saved = out, logsumexp, out_for_delta, centered if centered.numel() else None
+    return _backward(plan, grad_out, q, k, v, saved, seed_and_step)
 
 
 def flash_bwd_dq(
@@ -156,19 +135,8 @@ def flash_bwd_dq(
         drift: Σᵢ (Σⱼ dSᵢⱼ) qᵢ over each block of queries, [B·H, blocks, d] float32, α left out; empty unless K is
             centred.
     """
-    B, H, T, d = q.shape
     plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
-    blocks, T_rows = plan.blocks, plan.blocks * plan.tiles.grad_q.bq
-    grad_q = by_token(q, q.dtype)
-    rows = q.new_empty((2, B * H, T_rows), dtype=torch.float32)
-    drift = q.new_empty((B * H, blocks, d), dtype=torch.float32) if any(plan.center_keys) else plan.no_drift
-    centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
-    plan.grad_q(
-        (q, k, centered, v, grad_out),
-        (out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, *plan.error_sizes, plan.selected),
-        B, H, T, T_rows, B * H * T_rows, layer, plan.side_by_side,
-    )  # fmt: skip
-    return grad_q, rows, drift
+    return _grad_q(plan, grad_out, q, k, v, (out, logsumexp, out_for_delta), seed_and_step)
 
 
 def flash_bwd_dkdv(
@@ -186,13 +154,106 @@ def flash_bwd_dkdv(
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
-    B, H, T, _ = q.shape
     plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
+    return _grad_kv(plan, grad_out, q, k, v, rows, drift, seed_and_step)
+
+
+class Passes:
+    """Both passes on tensors of one shape on one GPU.
+
+    Args:
+        variant: every numerical choice, and the layers and heads it holds for.
+        layer: from 1.
+        causal, scale: as for :func:`flash_fwd`.
+        shape: of q, k and v, [B, H, T, d].
+    """
+
+    def __init__(
+        self, variant: AttentionVariant, layer: int, causal: bool, scale: float, shape: torch.Size, device: torch.device
+    ) -> None:
+        self.call = variant, layer, causal, scale
+        self._device = device
+        with torch.cuda.device(device):
+            self._plan = _plan(variant, layer, shape, device, chip_of(device), causal, scale)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor) -> Saved:
+        """Return what :func:`flash_fwd` does; None in place of centred keys where none are."""
+        if _current_device() == self._device.index:
+            return _forward(self._plan, q, k, v, seed_and_step)
+        with torch.cuda.device(self._device):  # on which Triton launches
+            return _forward(self._plan, q, k, v, seed_and_step)
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Saved, seed_and_step: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dQ, dK and dV of ``forward``, which returned what is ``saved``."""
+        if _current_device() == self._device.index:
+            return _backward(self._plan, grad_out, q, k, v, saved, seed_and_step)
+        with torch.cuda.device(self._device):
+            return _backward(self._plan, grad_out, q, k, v, saved, seed_and_step)
+
+
+def _current_device() -> int:
+    """Return its index; of a process that has a GPU's tensor, and need not look whether there are GPUs."""
+    return torch._C._cuda_getDevice()
+
+
+def _forward(
+    plan: _Plan, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor,
+    statistics: tuple[Tensor, Tensor] | None = None,
+) -> Saved:  # fmt: skip
+    B, H, T, _ = plan.shape
+    out = plan.by_token(torch.float32 if plan.returns_fp32 else q.dtype)
+    out_for_delta = plan.by_token(plan.saved) if plan.saves_another else q.new_empty(0, dtype=plan.saved)
+    logsumexp = plan.empty(B, H, T)
+    centered = _center_keys(k, plan.selected, *plan.center_keys) if any(plan.center_keys) else None
+    (plan.statistics if statistics else plan.forward)(
+        (q, k if centered is None else centered, v),
+        (out, out_for_delta, logsumexp, *(statistics or plan.no_statistics), seed_and_step, plan.selected),
+        B, H, T, plan.layer, plan.side_by_side,
+    )  # fmt: skip
+    return out, logsumexp, out_for_delta, centered
+
+
+def _backward(
+    plan: _Plan, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Saved, seed_and_step: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    out, logsumexp, out_for_delta, centered = saved
+    k = k if centered is None else centered
+    # An FP32 O hands back a gradient that autocast made from BF16: nothing is lost here.
+    grad_out = grad_out if grad_out.dtype == q.dtype else grad_out.to(q.dtype)
+    grad_q, rows, drift = _grad_q(plan, grad_out, q, k, v, (out, logsumexp, out_for_delta), seed_and_step)
+    grad_k, grad_v = _grad_kv(plan, grad_out, q, k, v, rows, drift, seed_and_step)
+    return grad_q, grad_k, grad_v
+
+
+def _grad_q(
+    plan: _Plan, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, Tensor, Tensor],
+    seed_and_step: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    B, H, T, d = plan.shape
+    blocks, T_rows = plan.blocks, plan.blocks * plan.tiles.grad_q.bq
+    out, logsumexp, out_for_delta = saved
+    grad_q, rows = plan.by_token(q.dtype), plan.empty(2, B * H, T_rows)
+    drift = plan.empty(B * H, blocks, d) if any(plan.center_keys) else plan.no_drift
+    centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
+    plan.grad_q(
+        (q, k, centered, v, grad_out),
+        (out, out_for_delta, logsumexp, rows, drift, grad_q, seed_and_step, *plan.error_sizes, plan.selected),
+        B, H, T, T_rows, B * H * T_rows, plan.layer, plan.side_by_side,
+    )  # fmt: skip
+    return grad_q, rows, drift
+
+
+def _grad_kv(
+    plan: _Plan, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, drift: Tensor, seed_and_step: Tensor
+) -> tuple[Tensor, Tensor]:
+    B, H, T, _ = plan.shape
     T_rows = rows.shape[-1]
-    grad_k, grad_v = by_token(k, k.dtype), by_token(v, v.dtype)
+    grad_k, grad_v = plan.by_token(k.dtype), plan.by_token(v.dtype)
     plan.grad_kv(
         (q, k, v, grad_out), (rows, drift, grad_k, grad_v, seed_and_step, plan.selected),
-        B, H, T, T_rows, B * H * T_rows, plan.blocks, layer, plan.side_by_side,
+        B, H, T, T_rows, B * H * T_rows, plan.blocks, plan.layer, plan.side_by_side,
     )  # fmt: skip
     return grad_k, grad_v
 
@@ -213,6 +274,12 @@ def _center_keys(k: Tensor, selected: Tensor, centers: bool, elsewhere: bool | N
 class _Plan:
     """What is decided once for all calls of a variant in a layer on tensors of one shape."""
 
+    shape: tuple[int, ...]
+    """[B, H, T, d]."""
+    strides: tuple[int, ...]
+    """Of results, which lie in memory as [B, T, H, d]."""
+    layer: int
+    allocate: Callable[[tuple[int, ...], tuple[int, ...], torch.dtype], Tensor]
     returns_fp32: bool
     saves_another: bool
     saved: torch.dtype
@@ -232,6 +299,13 @@ class _Plan:
     """The forward pass that counts, too (:func:`row_statistics`)."""
     grad_q: KeptLaunch
     grad_kv: KeptLaunch
+
+    def by_token(self, dtype: torch.dtype) -> Tensor:
+        return self.allocate(self.shape, self.strides, dtype)
+
+    def empty(self, *shape: int) -> Tensor:
+        """Return an uninitialised tensor float32."""
+        return self.allocate(shape, contiguous(shape), torch.float32)
 
 
 @lru_cache(maxsize=1024)
@@ -267,6 +341,10 @@ def _plan(
         return [[1, 1, some, d] for some in tokens]
 
     return _Plan(
+        shape=tuple(shape),
+        strides=strides_by_token(shape),
+        layer=layer,
+        allocate=allocator(device),
         returns_fp32=any(chosen.returns_fp32 for chosen in variants),
         saves_another=any(chosen.saved_out != "none" for chosen in variants),
         saved=dtype_of_saved(variants),

@@ -6,19 +6,17 @@ The ops keep ``torch.compile`` from tracing into the reference, where its fusion
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import os
 import sys
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +24,7 @@ from torch import Tensor, nn
 from flashpoint.errors import notify
 from flashpoint.numerics import reference
 from flashpoint.numerics.deltas import dtype_of_saved
-from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.layout import Form, Saved, by_token
 from flashpoint.numerics.rounding import NoiseKey
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
@@ -34,7 +32,7 @@ TRITON = 3, 6
 """The oldest release of Triton that the kernels compile with."""
 
 
-def _op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., Any]]:
+def op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., Any]]:
     """Make a function an op of this package. ``custom_op`` would add 20 µs of the host to every call of it."""
 
     def made(implementation: Callable[..., Any]) -> torch._ops.OpOverload[..., Any]:
@@ -46,8 +44,8 @@ def _op(name: str) -> Callable[[Callable[..., Any]], torch._ops.OpOverload[..., 
         schema = torch.library.infer_schema(implementation, mutates_args=())
         torch.library.define(f"flashpoint::{name}", schema, tags=(torch.Tag.pt2_compliant_tag,))
         torch.library.impl(f"flashpoint::{name}", "default", untraced)
-        op: torch._ops.OpOverload[..., Any] = getattr(torch.ops.flashpoint, name).default
-        return op
+        made: torch._ops.OpOverload[..., Any] = getattr(torch.ops.flashpoint, name).default
+        return made
 
     return made
 
@@ -58,49 +56,23 @@ def _disabled(implementation: Callable[..., Any]) -> Callable[..., Any]:
     return disabled
 
 
-@_op("flash_fwd")
+@op("flash_fwd")
 def flash_fwd_op(
     q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, variant: str, layer: int, causal: bool, scale: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what :func:`forward_pass` does; takes a variant's key, or its :func:`graph_name`.
+    """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads.
 
-    By the name of a graph that models share, the third is never empty. It is uninitialised where the variant saves
-    nothing there: the compiler keeps a graph for tensors of one size.
+    It takes a variant's key, or its :func:`graph_name`. By the name of a graph that models share, the third is never
+    empty. It is uninitialised where the variant saves nothing there: compilers keep a graph for tensors of one size.
     """
     choices = _named(variant)
-    out, logsumexp, saved, centered = forward_pass(q, k, v, seed_and_step, choices, layer, causal, scale)
+    out, logsumexp, saved, centered = passes_of(q, choices, layer, causal, scale).forward(q, k, v, seed_and_step)
     if _has_stand_in(variant, choices, layer, q):
         saved = by_token(q, _STAND_IN)
-    return out, logsumexp, saved, centered
+    return out, logsumexp, saved, q.new_empty(0) if centered is None else centered
 
 
-def forward_pass(
-    q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor, choices: AttentionVariant, layer: int, causal: bool,
-    scale: float,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return O, L, what δ takes beside O and centred keys (:mod:`flashpoint.numerics.reference`) of all heads."""
-    if kernels := kernels_for(q, choices, layer):
-        with _on_device_of(q):
-            results: tuple[Tensor, Tensor, Tensor, Tensor] = kernels.flash_fwd(
-                q, k, v, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
-            )
-        return results
-    saved = _saved_like(q, choices, layer)
-
-    def compute(share: slice) -> None:
-        q_, k_, v_, *saved_ = _share_of(share, q, k, v, *saved)
-        for group, heads in choices.groups(layer, q.shape[1]):
-            noise, at = noise_key(q_, seed_and_step, layer, heads), index_of(heads, q)
-            parts = reference.flash_fwd(q_[:, at], k_[:, at], v_[:, at], group, noise, causal, scale)
-            for whole, part in zip(saved_, parts, strict=True):
-                if part.numel():
-                    whole[:, at] = part.to(whole.dtype)
-
-    _in_shares(compute, q, choices)
-    return saved
-
-
-@_op("flash_bwd")
+@op("flash_bwd")
 def flash_bwd_op(
     grad_out: Tensor,
     q: Tensor,
@@ -120,42 +92,80 @@ def flash_bwd_op(
     choices = _named(variant)
     if _has_stand_in(variant, choices, layer, q):
         out_for_delta = q.new_empty(0, dtype=dtype_of_saved([]))
-    saved = (out, logsumexp, out_for_delta, centered)
-    return backward_pass(grad_out, q, k, v, saved, seed_and_step, choices, layer, causal, scale)
+    saved = out, logsumexp, out_for_delta, centered if centered.numel() else None
+    return passes_of(q, choices, layer, causal, scale).backward(grad_out, q, k, v, saved, seed_and_step)
 
 
-def backward_pass(
-    grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Sequence[Tensor], seed_and_step: Tensor,
-    choices: AttentionVariant, layer: int, causal: bool, scale: float,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Return dQ, dK and dV of :func:`forward_pass`, which returned what is ``saved``."""
-    if kernels := kernels_for(q, choices, layer):
-        with _on_device_of(q):
-            results: tuple[Tensor, Tensor, Tensor] = kernels.flash_bwd(
-                grad_out, q, k, v, *saved, choices, layer=layer, seed_and_step=seed_and_step, causal=causal, scale=scale
-            )
-        return results
-    grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+class Passes(Protocol):
+    """The forward and the backward pass of a layer on tensors of one form."""
 
-    def compute(share: slice) -> None:
-        inputs, results = _share_of(share, grad_out, q, k, v, *saved), _share_of(share, *grads)
-        for group, heads in choices.groups(layer, q.shape[1]):
-            noise, at = noise_key(inputs[1], seed_and_step, layer, heads), index_of(heads, q)
-            g, q_, k_, v_, o, lse, o_delta, keys = (x[:, at] if x.numel() else x for x in inputs)
-            parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, group, noise, causal, scale)
-            for whole, part in zip(results, parts, strict=True):
-                whole[:, at] = part
+    call: tuple[AttentionVariant, int, bool, float]
+    """The variant, the layer from 1, whether it is causal, and α."""
 
-    _in_shares(compute, q, choices)
-    return grads
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor) -> Saved:
+        """Return what :func:`flash_fwd_op` does; None in place of centred keys where none are."""
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Saved, seed_and_step: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return dQ, dK and dV; ``saved`` is what ``forward`` returned."""
 
 
-_HERE = contextlib.nullcontext()
+def passes_of(q: Tensor | Form, choices: AttentionVariant, layer: int, causal: bool, scale: float) -> Passes:
+    """Return the passes of tensors like q [B, H, T, d]: by the kernels, where they support every variant of the layer
+    on this device, else by the reference."""
+    return _passes_of(choices, layer, causal, scale, q.dtype, q.shape, q.device)
 
 
-def _on_device_of(q: Tensor) -> AbstractContextManager[object]:
-    """Return a context in which the device of ``q`` is the current one, on which Triton launches."""
-    return _HERE if q.get_device() == torch.cuda.current_device() else torch.cuda.device_of(q)
+@lru_cache(maxsize=1024)
+def _passes_of(
+    choices: AttentionVariant, layer: int, causal: bool, scale: float, dtype: torch.dtype, shape: torch.Size,
+    device: torch.device,
+) -> Passes:  # fmt: skip
+    if kernels := _kernels_for(device.type, dtype, shape[-1], shape[1], choices, layer):
+        passes: Passes = kernels.Passes(choices, layer, causal, scale, shape, device)
+        return passes
+    return _ByReference(choices, layer, causal, scale)
+
+
+class _ByReference:
+    def __init__(self, choices: AttentionVariant, layer: int, causal: bool, scale: float) -> None:
+        self.call = choices, layer, causal, scale
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor) -> Saved:
+        choices, layer, causal, scale = self.call
+        saved = _saved_like(q, choices, layer)
+
+        def compute(share: slice) -> None:
+            q_, k_, v_, *saved_ = _share_of(share, q, k, v, *saved)
+            for group, heads in choices.groups(layer, q.shape[1]):
+                noise, at = noise_key(q_, seed_and_step, layer, heads), index_of(heads, q)
+                parts = reference.flash_fwd(q_[:, at], k_[:, at], v_[:, at], group, noise, causal, scale)
+                for whole, part in zip(saved_, parts, strict=True):
+                    if part.numel():
+                        whole[:, at] = part.to(whole.dtype)
+
+        _in_shares(compute, q, choices)
+        return saved
+
+    def backward(
+        self, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: Saved, seed_and_step: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        choices, layer, causal, scale = self.call
+        grads = by_token(q, q.dtype), by_token(k, k.dtype), by_token(v, v.dtype)
+        whole_of = [q.new_empty(0) if x is None else x for x in (grad_out, q, k, v, *saved)]
+
+        def compute(share: slice) -> None:
+            inputs, results = _share_of(share, *whole_of), _share_of(share, *grads)
+            for group, heads in choices.groups(layer, q.shape[1]):
+                noise, at = noise_key(inputs[1], seed_and_step, layer, heads), index_of(heads, q)
+                g, q_, k_, v_, o, lse, o_delta, keys = (x[:, at] if x.numel() else x for x in inputs)
+                parts = reference.flash_bwd(g, q_, k_, v_, o, lse, o_delta, keys, group, noise, causal, scale)
+                for whole, part in zip(results, parts, strict=True):
+                    whole[:, at] = part
+
+        _in_shares(compute, q, choices)
+        return grads
 
 
 _SMALL = 1 << 15
@@ -338,13 +348,15 @@ def _named(word: str) -> AttentionVariant:
 
 def kernels_for(q: Tensor, variant: AttentionVariant, layer: int) -> ModuleType | None:
     """Return the kernels' launcher if the kernels support every variant of the layer on this device, else None."""
-    return _kernels_for(q.dtype, q.shape[-1], q.shape[1], variant, layer) if q.is_cuda and triton_suffices() else None
+    return _kernels_for(q.device.type, q.dtype, q.shape[-1], q.shape[1], variant, layer)
 
 
 @lru_cache(maxsize=1024)
 def _kernels_for(
-    dtype: torch.dtype, head_size: int, n_head: int, variant: AttentionVariant, layer: int
+    device_type: str, dtype: torch.dtype, head_size: int, n_head: int, variant: AttentionVariant, layer: int
 ) -> ModuleType | None:
+    if device_type != "cuda" or not triton_suffices():
+        return None
     from flashpoint.numerics import launch  # a CPU need not wait for Triton
 
     groups = variant.groups(layer, n_head)
@@ -354,17 +366,26 @@ def _kernels_for(
 @lru_cache
 def triton_suffices() -> bool:
     """Whether Triton is new enough for the kernels; if not, tell it once."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
-        found = "none"
-    new_enough = found != "none" and tuple(map(int, found.split(".")[:2])) >= TRITON
-    if not new_enough:
+    if not has_triton():
         notify(
-            f"the kernels need Triton {'.'.join(map(str, TRITON))}, which PyTorch 2.10 brings; here it is {found}: "
-            "the reference computes in their place, slower"
+            f"the kernels need Triton {'.'.join(map(str, TRITON))}, which PyTorch 2.10 brings; here it is "
+            f"{_triton_found()}: the reference computes in their place, slower"
         )
-    return new_enough
+    return has_triton()
+
+
+@lru_cache
+def has_triton() -> bool:
+    """Whether Triton is new enough for the kernels."""
+    found = _triton_found()
+    return found != "none" and tuple(map(int, found.split(".")[:2])) >= TRITON
+
+
+def _triton_found() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return "none"
 
 
 def noise_key(q: Tensor, seed_and_step: Tensor, layer: int, heads: tuple[int, ...]) -> NoiseKey:

@@ -8,17 +8,20 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from flashpoint.numerics.choices import Shift
 from flashpoint.numerics.layout import is_eager
+from flashpoint_kernels.codes import FACTOR_AT, FP16_MAX, STATES
 
-FP16_MAX = 65_504.0
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 """q [B, H, T, d], k and v [B, H_kv, T, d] to O [B, H, T, d]."""
+
+
+_NOWHERE = contextlib.nullcontext()
 
 
 def stabilized(attention: Attention, shift_keys: Shift, shift_values: Shift, fp16_inside: bool) -> Attention:
@@ -31,6 +34,8 @@ def stabilized(attention: Attention, shift_keys: Shift, shift_values: Shift, fp1
         fp16_inside: q, k, v and dO in FP16, dO scaled by a power of two, and O and the gradients back in the inputs'
             dtype. FP16 rounds O to 10 mantissa bits where BF16 has 7.
     """
+    if shift_keys == "none" and shift_values == "none" and not fp16_inside:
+        return attention
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if shift_keys != "none":
@@ -52,6 +57,19 @@ def center(x: Tensor, shift: Shift) -> Tensor:
     return x.mean((0, 2) if shift == "batch_detached" else 2, keepdim=True)
 
 
+class Counts(Protocol):
+    """What counts calls, and what of them does not fit FP16."""
+
+    def count(self, *tensors: Tensor) -> None:
+        """Count q, k and v."""
+
+    def count_gradients(self, *tensors: Tensor) -> None:
+        """Count dQ, dK and dV as the attention returned them, in FP16."""
+
+    def counted_on(self, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Return what kernels add to, [] int64: of q, k and v, and of gradients. None where nothing is counted."""
+
+
 def in_fp16(
     attention: Callable[..., Any],
     q: Tensor,
@@ -61,7 +79,7 @@ def in_fp16(
     learned: Sequence[Tensor] = (),
     dtype: torch.dtype | None = None,
     tokens: int = -2,
-    seen: Callable[[Tensor, Tensor, Tensor], None] | None = None,
+    counts: Counts | None = None,
 ) -> Any:
     """Compute an attention and its gradients on FP16 tensors; O has the dtype of q.
 
@@ -76,26 +94,73 @@ def in_fp16(
         learned: what else has gradients, of any shape and dtype, as sinks; it is not cast.
         dtype: of O, where it is not that of q.
         tokens: the dimension of O that counts queries.
-        seen: is given dQ, dK and dV as the attention returned them, in FP16.
+        counts: what counts the call, if anything does.
 
     Returns:
         O, or the tuple. Gradients go through all of it.
     """
+    by_kernels = _kernels_take(q, k, v)
+    if counts is not None and not by_kernels:
+        counts.count(q, k, v)
     k = k.view_as(k) if k is q else k  # no compiler traces a function that gets one tensor twice
     v = v.view_as(v) if v is q or v is k else v
     asks = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
-    cast = [q, k, v, *(bias for bias, learns in zip(biases, asks, strict=True) if learns)]
-    *inner, factor = _Enter.apply(seen, len(cast), *cast, *learned)
-    rest = iter(inner[3:])
-    beside = [next(rest) if learns else _half_of_bias(bias) for bias, learns in zip(biases, asks, strict=True)]
+    cast = [q, k, v, *(bias for bias, learns in zip(biases, asks, strict=True) if learns)] if biases else [q, k, v]
+    enter, leave = (_Enter.apply, _Leave.apply) if torch.compiler.is_compiling() or not by_kernels else _untransformed()
+    *inner, factor = enter(counts, by_kernels, len(cast), *cast, *learned)
+    counted = _counted_on(counts, q.device)[0] if by_kernels else None
+    if counted is not None and torch.compiler.is_compiling():
+        with torch.no_grad():
+            counted.add_(_kernels.beyond_fp16(factor.detach()))
+        counted = None
+    if biases:
+        rest = iter(inner[3:])
+        beside = [next(rest) if learns else _half_of_bias(bias) for bias, learns in zip(biases, asks, strict=True)]
+        inner = [*inner[:3], *beside, *rest]
     casts = not q.is_meta and torch.is_autocast_enabled(q.device.type)  # PyTorch's attention would then take BF16
-    with torch.autocast(q.device.type, torch.float16) if casts else contextlib.nullcontext():
-        inside = attention(*inner[:3], *beside, *rest)
-    whole = list(inside) if isinstance(inside, (tuple, list)) else [inside]  # PyTorch 2.6 traces no tuple | list
+    with torch.autocast(q.device.type, torch.float16) if casts else _NOWHERE:
+        inside = attention(*inner)
+    dtype = dtype or q.dtype
+    if not isinstance(inside, (tuple, list)):  # PyTorch 2.6 traces no tuple | list
+        return leave(factor, counted, by_kernels, dtype, tokens, inside)[0]
+    whole = list(inside)
     at = [0, *(i for i, one in enumerate(whole) if i and isinstance(one, Tensor) and one.requires_grad)]
-    for i, one in zip(at, _Leave.apply(factor, dtype or q.dtype, tokens, *(whole[i] for i in at)), strict=True):
+    left = leave(factor, counted, by_kernels, dtype, tokens, *(whole[i] for i in at))
+    for i, one in zip(at, left, strict=True):
         whole[i] = one
-    return tuple(whole) if isinstance(inside, (tuple, list)) else whole[0]
+    return tuple(whole)
+
+
+def _kernels_take(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether kernels make the passes around the attention."""
+    if not (_is_on_gpu(q) and q.device == k.device == v.device and type(q) is type(k) is type(v) is Tensor):
+        return False
+    if torch.compiler.is_compiling():
+        return _has_kernels()
+    return is_eager(q, k, v) and not torch._C._are_functorch_transforms_active() and _has_kernels()
+
+
+def _is_on_gpu(x: Tensor) -> bool:
+    return x.is_cuda
+
+
+_kernels: Any = None
+"""The module that launches them, once :func:`_has_kernels` has found it."""
+
+
+@torch.compiler.assume_constant_result
+def _has_kernels() -> bool:
+    global _kernels  # noqa: PLW0603 - PyTorch's compiler traces no import
+    if _kernels is None:
+        from flashpoint.numerics.ops import has_triton  # which a CPU does without
+
+        if has_triton():
+            from flashpoint.numerics import fp16_launch as _kernels
+    return _kernels is not None
+
+
+def _counted_on(counts: Counts | None, device: torch.device) -> tuple[Tensor, Tensor] | tuple[None, None]:
+    return (counts.counted_on(device) if counts is not None else None) or (None, None)
 
 
 def _half(x: Tensor) -> Tensor:
@@ -119,39 +184,73 @@ def _wide(x: Tensor) -> Tensor:
 
 
 class _Enter(torch.autograd.Function):
-    """Casts to FP16, as many tensors as ``count`` says. The last output has no value. Its gradient is the factor that
-    :class:`_Leave` chose.
+    """Casts to FP16, as many tensors as ``count`` says. The last output is what kernels found in q, k and v, if they
+    cast them, and has no value else. Its gradient is the factor that :class:`_Leave` chose, or a state with it.
 
     The context comes with ``forward``: ``setup_context`` would have PyTorch read signatures in each call.
     """
 
     @staticmethod
-    def forward(ctx: Any, seen: Callable[..., None] | None, count: int, *given: Tensor) -> tuple[Tensor, ...]:
-        ctx.seen = seen
-        ctx.dtypes = tuple(x.dtype for x in given)
-        qkv, biases = map(_half, given[:3]), map(_half_of_bias, given[3:count])
-        return (*qkv, *biases, *(x.view_as(x) for x in given[count:]), given[0].new_empty((), dtype=torch.float32))
+    def forward(ctx: Any, counts: Counts | None, by_kernels: bool, count: int, *given: Tensor) -> tuple[Tensor, ...]:
+        ctx.counts, ctx.by_kernels = counts, by_kernels
+        ctx.dtypes, ctx.by_token = tuple(x.dtype for x in given), tuple(map(_lies_by_token, given))
+        if by_kernels:
+            *qkv, state = _kernels.to_fp16(*given[:3])
+        else:
+            qkv, state = [_half(x) for x in given[:3]], given[0].new_empty((), dtype=torch.float32)
+        if len(given) == 3:
+            return (*qkv, state)
+        return (*qkv, *map(_half_of_bias, given[3:count]), *(x.view_as(x) for x in given[count:]), state)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inner, factor = grads
-        if ctx.seen is not None:
-            ctx.seen(*inner[:3])
-        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
-            return None, None, *_once(_divided(inner, factor, ctx.dtypes))
-        return None, None, *_divided(inner, factor, ctx.dtypes)
+        compiles = torch.compiler.is_compiling()
+        counted = _counted_on(ctx.counts, factor.device)[1] if ctx.by_kernels else None
+        if ctx.by_kernels and not compiles and factor.is_contiguous() and _has_no_graph(*inner[:3]):
+            plain = _kernels.divided(inner[:3], factor, ctx.dtypes[:3], counted)
+            if len(inner) > 3:
+                plain += _divided(inner[3:], factor[FACTOR_AT], ctx.dtypes[3:], ctx.by_token[3:])
+            return None, None, None, *plain
+        if counted is not None and compiles:
+            counted.add_(_kernels.overflow(inner[:3], factor))
+        elif ctx.counts is not None:
+            ctx.counts.count_gradients(*inner[:3])
+        if ctx.by_kernels:
+            factor = factor[FACTOR_AT]
+        if torch.is_grad_enabled() and not compiles:
+            return None, None, None, *_once(_divided(inner, factor, ctx.dtypes, ctx.by_token))
+        return None, None, None, *_divided(inner, factor, ctx.dtypes, ctx.by_token)
 
 
-def _divided(inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
+def _divided(
+    inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype], by_token: Sequence[bool]
+) -> list[Tensor]:
     """Return gradients divided by a power of two, each in a dtype of its own."""
-    of = zip(inner, dtypes, strict=True)
     if is_eager(factor) and not torch.is_grad_enabled():
         wide = factor.view(1)  # of one dimension, as bounds are
-        return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in of]
+        return [
+            torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
+            for grad, dtype in zip(inner, dtypes, strict=True)
+        ]
     # By a power of two it does not matter which comes first, and BF16 is half to read and write.
-    return [
-        grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype) for grad, dtype in of
+    divide = [
+        lambda x, to=dtype: x.to(to) / factor if to == torch.bfloat16 else (x.float() / factor).to(to)
+        for dtype in dtypes
     ]
+    return [_as_it_lies(one, grad, lies) for one, grad, lies in zip(divide, inner, by_token, strict=True)]
+
+
+def _lies_by_token(x: Tensor) -> bool:
+    """Whether a tensor [B, H, T, d] lies in memory as [B, T, H, d]. No backward pass asks it that is compiled: PyTorch
+    would copy all of its gradients first."""
+    return torch.compiler.is_compiling() and x.dim() == 4 and bool(x.stride(1) < x.stride(2))
+
+
+def _as_it_lies(function: Callable[[Tensor], Tensor], x: Tensor, by_token: bool) -> Tensor:
+    """Apply a function of each element in the order of memory: PyTorch's compiler would else lay a result out as
+    [B, H, T, d], and copy it for the matrix product that reads it."""
+    return function(x.transpose(1, 2)).transpose(1, 2) if by_token else function(x)
 
 
 def _once(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -174,19 +273,47 @@ class _Leave(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, factor: Tensor, dtype: torch.dtype, tokens: int, out: Tensor, *others: Tensor
+        ctx: Any,
+        factor: Tensor,
+        counted: Tensor | None,
+        by_kernels: bool,
+        dtype: torch.dtype,
+        tokens: int,
+        out: Tensor,
+        *others: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.dtype, ctx.tokens = out.dtype, tokens
-        return (out.to(dtype), *(one.clone() for one in others))
+        ctx.dtype, ctx.tokens, ctx.by_kernels = out.dtype, tokens, by_kernels
+        if by_kernels and not torch.compiler.is_compiling():
+            cast = _kernels.from_fp16(out, dtype, factor, counted)
+        else:
+            cast = _as_it_lies(lambda x: x.to(dtype), out, _lies_by_token(out))
+        return (cast, *(one.clone() for one in others))
 
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        if ctx.by_kernels and _has_no_graph(grad_out):
+            inside, state = _kernels.scaled(grad_out, grad_out.shape[ctx.tokens], ctx.dtype)
+            beside = [grad * state[FACTOR_AT] for grad in grads]
+            return state, None, None, None, None, inside, *beside
         factor = power_of_two(grad_out, ctx.tokens)
         if is_eager(grad_out) and not torch.is_grad_enabled():
             inside = torch.mul(_wide(grad_out), factor, out=torch.empty_like(grad_out, dtype=ctx.dtype))
         else:
             inside = (_wide(grad_out) * factor).to(ctx.dtype)
-        return factor, None, None, inside, *(grad * factor for grad in grads)
+        beside = [grad * factor for grad in grads]
+        return factor.expand(STATES) if ctx.by_kernels else factor, None, None, None, None, inside, *beside
+
+
+@lru_cache
+def _untransformed() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """Return what applies :class:`_Enter` and :class:`_Leave`, without PyTorch's search of every argument for what a
+    transform has wrapped."""
+    return super(torch.autograd.Function, _Enter).apply, super(torch.autograd.Function, _Leave).apply
+
+
+def _has_no_graph(*grads: Tensor) -> bool:
+    """Whether gradients are computed that nobody differentiates, in a compiled graph or in eager mode."""
+    return torch.compiler.is_compiling() or (not torch.is_grad_enabled() and is_eager(*grads))
 
 
 def power_of_two(grad_out: Tensor, tokens: int = -2) -> Tensor:
