@@ -48,6 +48,13 @@ TABLES = {"sm_90": HOPPER, "sm_100": HOPPER, "sm_103": HOPPER}
 """Head size to tiles, by chip; tuned on the first. The others have as much shared memory and tensor cores that take
 64 rows. All chips that are not here take :data:`FALLBACK`."""
 
+# Of the candidates the fastest on one NVIDIA H200, triton 3.6.0, 2026-11-29 (docs/measurements.md).
+WARP_GROUPS = {
+    128: Tiles(TileSizes(128, 128, 4, 2, 168), TileSizes(128, 64, 4, 3, 168), TileSizes(64, 128, 4, 2, 168)),
+}
+"""Head size to tiles of :mod:`flashpoint_kernels.hopper`. Warps are those of one group; a thread may have more
+registers where those that copy give theirs back."""
+
 GROUP_BYTES = 24 << 20
 """Bytes of K and V whose heads run side by side: they stay in L2 while every block of queries reads them."""
 
@@ -58,9 +65,12 @@ def tiles_of(chip: str | None, head_size: int) -> Tiles:
     return TABLES.get(chip or "sm_90", FALLBACK)[head_size]
 
 
-def tile_sizes_of(chip: str | None, head_size: int) -> dict[str, Any]:
-    """Return :func:`tiles_of` as plain values; empty where the kernels do not take the size.
+def tile_sizes_of(chip: str | None, head_size: int, by_warp_groups: bool = False) -> dict[str, Any]:
+    """Return :func:`tiles_of`, or those of :data:`WARP_GROUPS`, as plain values; empty where the kernels do not take
+    the size.
 
     The keys are those that manifests have.
     """
-    return asdict(tiles_of(chip, head_size)) if head_size in FALLBACK else {}
+    if head_size not in FALLBACK:
+        return {}
+    return asdict(WARP_GROUPS[head_size] if by_warp_groups else tiles_of(chip, head_size))

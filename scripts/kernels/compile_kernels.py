@@ -46,10 +46,15 @@ TENSOR_MEMORY_COLUMNS = 512
 LENGTH = 2048
 KERNELS = {
     "flash_fwd_kernel": "forward",
+    "hopper_fwd_kernel": "forward",
     "flash_bwd_dq_kernel": "dQ",
+    "hopper_dq_kernel": "dQ",
+    "row_deltas_kernel": "dQ",
     "flash_bwd_dkdv_kernel": "dK, dV",
+    "hopper_dkdv_kernel": "dK, dV",
     "center_keys_kernel": "centring",
 }
+COLUMNS = list(dict.fromkeys(KERNELS.values()))
 
 
 @dataclass(frozen=True)
@@ -172,7 +177,7 @@ def _taken(name: str, kernel: Any) -> Compiled:
 
 def row(chip: str, head_size: int, found: list[Compiled]) -> list[Any]:
     """Return the most that any variant takes."""
-    shared = [max((one.shared for one in found if one.kernel == kernel), default=None) for kernel in KERNELS]
+    shared = [max((one.shared for one in found if KERNELS[one.kernel] == kernel), default=None) for kernel in COLUMNS]
     cells = [Cell(size, f"{size / 1024:.0f}") if size is not None else None for size in shared]
     most = (max(one.registers for one in found), max(one.spilled for one in found))
     return [chip, SHARED_KIB[chip], head_size, *cells, *most, len(found)]
@@ -202,7 +207,7 @@ def main() -> int:
                 ]
         rows.append(row(chip, size, compiler.found))
         print(f"{chip} {size}: {len(compiler.found)} kernels", file=sys.stderr)
-    memory = [f"{kernel}, KiB" for kernel in KERNELS.values()]
+    memory = [f"{kernel}, KiB" for kernel in COLUMNS]
     columns = ["chip", "shared memory, KiB", "d", *memory, "registers", "spilled bytes", "kernels"]
     heading = f"triton {triton.__version__}, {datetime.date.today()}; {len(arguments.variants)} variants"
     show(Table(columns, rows), arguments.format, heading)

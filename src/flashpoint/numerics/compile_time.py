@@ -7,13 +7,15 @@ from functools import lru_cache
 from typing import Any
 
 from flashpoint.numerics.choices import Rounding
-from flashpoint.numerics.variant import AttentionVariant
+from flashpoint.numerics.variant import AttentionVariant, Groups
 from flashpoint_kernels.choices import Choices, Point
 from flashpoint_kernels.codes import Stream
-from flashpoint_kernels.tile_sizes import TileSizes
+from flashpoint_kernels.tile_sizes import WARP_GROUPS, TileSizes
 
 _NO_GUARD = 3.0e38
 _NO_TILING = 1 << 30
+_OF_WARP_GROUPS = AttentionVariant(delta="out_fp32", out_residual_bits=6)
+"""``flash_fixed``. Its blocks of 64 keys are the kernels' alone to choose: nothing is rounded after one."""
 
 
 @lru_cache(maxsize=256)
@@ -77,6 +79,25 @@ def compile_time_choices(
         unit=unit,
         causal=causal,
     )
+
+
+def runs_warp_groups(
+    groups: Groups, layer: int, head_size: int, chip: str | None, causal: bool = True, scale: float | None = None
+) -> bool:
+    """Whether the kernels of :mod:`flashpoint_kernels.hopper` compute a layer: on Hopper, and with 128 features causal
+    attention of all heads with the choices of ``flash_fixed``, whatever its name. All else has the general kernels.
+
+    Args:
+        layer: from 1.
+        scale: α; None is 1/√d.
+    """
+    scale = head_size**-0.5 if scale is None else scale
+    # Their shift is the largest QKᵀ times α.
+    if chip != "sm_90" or head_size not in WARP_GROUPS or len(groups) > 1 or not scale > 0:
+        return False
+    ((variant, _),) = groups
+    of_groups = compile_time_choices(_OF_WARP_GROUPS, layer, scale)
+    return variant.kernel == "flash" and compile_time_choices(variant, layer, scale, causal) == of_groups
 
 
 def launch_options(sizes: TileSizes, in_one_pass: bool = False) -> dict[str, Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import triton
 from torch import Tensor
 
 from flashpoint.hardware import capability, chip_of
-from flashpoint.numerics.compile_time import compile_time_choices, launch_options
+from flashpoint.numerics.compile_time import compile_time_choices, launch_options, runs_warp_groups
 from flashpoint.numerics.deltas import dtype_of_saved
 from flashpoint.numerics.kept_launch import KeptLaunch, readable
 from flashpoint.numerics.layout import Saved, allocator, by_token, contiguous, strides_by_token
@@ -23,6 +23,9 @@ from flashpoint_kernels.flash_bwd_dq import flash_bwd_dq_kernel
 from flashpoint_kernels.flash_fwd import flash_fwd_kernel
 from flashpoint_kernels.rounding import INTERPRETED
 from flashpoint_kernels.tile_sizes import FALLBACK, GROUP_BYTES, Tiles, tiles_of
+
+if TYPE_CHECKING:
+    from flashpoint.numerics.warp_groups import WarpGroups
 
 PAIRS_FROM = 90
 """Compute capability from which the kernels take arithmetic on two BF16 values in a word."""
@@ -131,7 +134,8 @@ def flash_bwd_dq(
 
     Returns:
         grad_q: dQ [B, H, T, d].
-        rows: L and the δ of dK, [2, B·H, T'] float32, with T' the next multiple of a block of queries.
+        rows: L and the δ of dK, [2, B·H, T'] float32, with T' the next multiple of a block of queries; L/ln 2 in
+            place of L from the kernels for Hopper.
         drift: Σᵢ (Σⱼ dSᵢⱼ) qᵢ over each block of queries, [B·H, blocks, d] float32, α left out; empty unless K is
             centred.
     """
@@ -202,6 +206,8 @@ def _forward(
     plan: _Plan, q: Tensor, k: Tensor, v: Tensor, seed_and_step: Tensor,
     statistics: tuple[Tensor, Tensor] | None = None,
 ) -> Saved:  # fmt: skip
+    if plan.warp_groups and not statistics:
+        return (*plan.warp_groups.forward(q, k, v), None)
     B, H, T, _ = plan.shape
     out = plan.by_token(torch.float32 if plan.returns_fp32 else q.dtype)
     out_for_delta = plan.by_token(plan.saved) if plan.saves_another else q.new_empty(0, dtype=plan.saved)
@@ -231,9 +237,12 @@ def _grad_q(
     plan: _Plan, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, saved: tuple[Tensor, Tensor, Tensor],
     seed_and_step: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    out, logsumexp, out_for_delta = saved
+    if plan.warp_groups:
+        rows = plan.warp_groups.row_deltas(grad_out, out, logsumexp, out_for_delta)
+        return plan.warp_groups.grad_q(grad_out, q, k, v, rows), rows, plan.no_drift
     B, H, T, d = plan.shape
     blocks, T_rows = plan.blocks, plan.blocks * plan.tiles.grad_q.bq
-    out, logsumexp, out_for_delta = saved
     grad_q, rows = plan.by_token(q.dtype), plan.empty(2, B * H, T_rows)
     drift = plan.empty(B * H, blocks, d) if any(plan.center_keys) else plan.no_drift
     centered = _center_keys(k, plan.selected, True) if plan.centers_grad_q else k
@@ -248,6 +257,8 @@ def _grad_q(
 def _grad_kv(
     plan: _Plan, grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, rows: Tensor, drift: Tensor, seed_and_step: Tensor
 ) -> tuple[Tensor, Tensor]:
+    if plan.warp_groups:
+        return plan.warp_groups.grad_kv(grad_out, q, k, v, rows)
     B, H, T, _ = plan.shape
     T_rows = rows.shape[-1]
     grad_k, grad_v = plan.by_token(k.dtype), plan.by_token(v.dtype)
@@ -294,6 +305,8 @@ class _Plan:
     blocks: int
     """Of queries, in the pass that makes dQ."""
     side_by_side: int
+    warp_groups: WarpGroups | None
+    """The kernels that take the place of the following ones, but for statistics."""
     forward: KeptLaunch
     statistics: KeptLaunch
     """The forward pass that counts, too (:func:`row_statistics`)."""
@@ -337,6 +350,12 @@ def _plan(
     programs = triton.cdiv(T, sizes.bq) * B * H
     side_by_side = max(1, GROUP_BYTES // (4 * T * d))  # the heads whose K and V stay in L2 together
 
+    warp_groups = None
+    if runs_warp_groups(groups, layer, d, None if INTERPRETED else chip, causal, scale):
+        from flashpoint.numerics.warp_groups import WarpGroups  # Gluon is there for NVIDIA's chips alone
+
+        warp_groups = WarpGroups(shape, device, choices["C"], side_by_side)
+
     def blocks_of(*tokens: int) -> list[list[int]]:
         return [[1, 1, some, d] for some in tokens]
 
@@ -357,6 +376,7 @@ def _plan(
         tiles=tiles,
         blocks=triton.cdiv(T, sizes_q.bq),
         side_by_side=side_by_side,
+        warp_groups=warp_groups,
         forward=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": False}),
         statistics=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": True}),
         grad_q=KeptLaunch(

@@ -88,6 +88,25 @@ def test_a_manifest_names_pytorchs_kernel_of_the_precision(
     assert describe_environment(torch.device("cpu"), config).sdpa == str(dtype)
 
 
+def test_a_manifest_has_the_tiles_of_the_kernels_that_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On Hopper, of heads of 128 features, those of ``flash_fixed`` are other kernels."""
+    monkeypatch.setattr(determinism, "chip_of", lambda _: "sm_90")
+    monkeypatch.setattr(determinism, "hardware_name", str)
+    fixed = AttentionVariant(delta="out_fp32", out_residual_bits=6)
+
+    def forward(attention: AttentionVariant, d_model: int) -> dict[str, int | None]:
+        model = dataclasses.replace(Config().model, n_head=2, d_model=d_model)
+        tiles = describe_environment(
+            torch.device("cuda"), dataclasses.replace(Config(), attn=attention, model=model)
+        ).tiles
+        assert tiles is not None
+        return tiles["forward"]
+
+    plain = forward(AttentionVariant(), 256)
+    assert forward(fixed, 256) == {**plain, "bq": 128, "bk": 128, "stages": 2, "registers": 168}
+    assert forward(fixed, 128) == forward(AttentionVariant(), 128)
+
+
 @pytest.mark.parametrize(
     ("recorded", "here", "told"),
     [

@@ -8,6 +8,7 @@ import platform
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ import flashpoint_kernels
 from flashpoint.hardware import chip_of, hardware_name
 from flashpoint.lab.config import Config
 from flashpoint.lab.precision import Precision, linear_dtype
+from flashpoint.numerics.compile_time import runs_warp_groups
 from flashpoint.numerics.dispatch import sdpa_operation
 from flashpoint.numerics.production import PRODUCTION
 from flashpoint.runs.manifest import Environment, Production, command_line
@@ -55,7 +57,7 @@ def describe_environment(device: torch.device, config: Config) -> Environment:
         torch=str(torch.__version__),
         cuda=torch.version.cuda if on_gpu else None,
         triton=version("triton") if on_gpu else None,
-        tiles=tile_sizes_of(chip_of(device), config.model.head_size) if on_gpu else None,
+        tiles=_tiles(device, config) if on_gpu else None,
         sdpa=_sdpa(device, config) if config.attn.kernel == "sdpa" else None,
         production=_production(config.attn.kernel),
         numpy=np.__version__,
@@ -98,6 +100,15 @@ def source_digest(*packages: Path) -> str:
             place = path.relative_to(package.parent).as_posix()
             digest.update(f"{place}\0{len(content)}\0".encode() + content)
     return digest.hexdigest()
+
+
+def _tiles(device: torch.device, config: Config) -> dict[str, Any]:
+    model, chip = config.model, chip_of(device)
+    by_warp_groups = any(
+        runs_warp_groups(config.attn.groups(layer, model.n_head), layer, model.head_size, chip)
+        for layer in range(1, model.n_layer + 1)
+    )
+    return tile_sizes_of(chip, model.head_size, by_warp_groups)
 
 
 def _production(kernel: str) -> Production | None:

@@ -1,10 +1,10 @@
-"""Forward pass on Hopper with warps of three roles: a candidate for the causal attention that rounds P̄ and O alone.
+"""Forward pass on Hopper: the causal attention that rounds P̄ and O alone.
 
-One group of warps copies tiles into rings of buffers. The others compute, each 64 queries of a block. While a group
-takes the exponentials of one tile, the matrix units add up P̄V of the tile before it, and in turn with another group
-whatever that one issued (FlashAttention-3, arXiv 2407.08608). Blocks of keys go from the diagonal to the first.
+While a group of warps takes the exponentials of one tile, the matrix units add up P̄V of the tile before it, and what
+the other group issued (FlashAttention-3, arXiv 2407.08608). Tiles of keys go from the diagonal to the first.
 """
 
+from triton import constexpr_function
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -15,15 +15,15 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from benchmarks.hopper.tiles import (
+from flashpoint_kernels.hopper.tiles import (
+    GROUPS,
     LOG2E,
     ROWS,
-    barriers_of_two_rings,
+    barriers,
     block_and_head,
     copy_in,
     copy_keys,
     copy_out,
-    exponentials,
     last_tile,
     operand_layout,
     pair_of_buffers,
@@ -32,20 +32,21 @@ from benchmarks.hopper.tiles import (
     product_layout,
 )
 
+LN2 = gl.constexpr(0.6931471805599453)
 TO_WHOLE = gl.constexpr(12582912.0)
 EXPONENT = gl.constexpr(0x7F800000)
 
 
 @gluon.jit
 def copy_tiles(
-    descs, rings, sizes, BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
+    descs, rings, sizes, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """Copy Q of each block, and K and V of each tile that it sees."""
     q_desc, key_descs = descs
     q_smem, q_full, q_empty, key_rings = rings
     B, H, T, GROUP = sizes
+    BQ: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BQ)
-    GROUPS: gl.constexpr = BQ // ROWS
     i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
         i_q, number = block_and_head(tile, n_blocks, B * H, GROUP)
@@ -60,13 +61,35 @@ def copy_tiles(
 
 
 @gluon.jit
-def shifted_exponentials(s, shift, UNIT: gl.constexpr, FUSED: gl.constexpr):
-    """Return exp2((S − shift)·UNIT/ln 2), with a shift for each row.
-
-    FUSED: one fused multiply-add an element. It is not exactly 1 at the shift, but within 2⁻²⁴·|shift·UNIT|.
-    """
+def shifted_exponentials(s, shift, UNIT: gl.constexpr):
+    """Return exp((S − shift)·UNIT), with a shift for each row: exactly 1 at the shift."""
     FACTOR: gl.constexpr = UNIT * LOG2E
-    return exponentials(s, (shift * FACTOR)[:, None], UNIT) if FUSED else gl.exp2((s - shift[:, None]) * FACTOR)
+    return gl.exp2((s - shift[:, None]) * FACTOR)
+
+
+@constexpr_function
+def fp32(x):
+    """Return the FP32 number nearest to an FP64 one (Veltkamp)."""
+    upper = x * (2**29 + 1)
+    return upper - (upper - x)
+
+
+@gluon.jit
+def log_sums(shift, mass, UNIT: gl.constexpr):
+    """Return L = shift·UNIT + ln ℓ, rounded once, with the UNIT that the exponentials have: their factor is FP32.
+
+    UNIT's own FP32 number differs from that by up to 2⁻²⁴ of it. Both that and a product rounded by itself are errors
+    as large as FP32's of L.
+    """
+    EXACT: gl.constexpr = fp32(UNIT * LOG2E) * LN2
+    HIGH: gl.constexpr = fp32(EXACT)
+    LOW: gl.constexpr = EXACT - HIGH
+    scaled, of_mass = shift * HIGH, gl.log(mass)
+    lacking_of_product = gl.fma(shift, gl.full_like(shift, HIGH), gl.zeros_like(shift) - scaled) + shift * LOW
+    whole = scaled + of_mass
+    added = whole - scaled
+    lacking_of_sum = (scaled - (whole - added)) + (of_mass - added)  # exact (Knuth)
+    return whole + (lacking_of_product + lacking_of_sum)
 
 
 @gluon.jit
@@ -88,26 +111,22 @@ def lacking(unrounded, rounded, MANTISSA: gl.constexpr):
 @gluon.jit
 def attend(
     mine: gl.constexpr, descs, lse_ptr, shared,
-    BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
-    MANTISSA: gl.constexpr, FUSED: gl.constexpr, TURNS: gl.constexpr,
+    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, MANTISSA: gl.constexpr,
 ):  # fmt: skip
-    """Compute rows ``mine`` of each block.
-
-    FUSED: as in ``shifted_exponentials``.
-    TURNS: two groups that see the same tiles issue products in turn.
-    """
+    """Compute rows ``mine`` of each block."""
     out_desc, residual_desc = descs
-    rings, turns, results, sizes = shared
+    rings, results, sizes = shared
     q_smem, q_full, q_empty, key_rings = rings
     k_smem, v_smem, k_full, k_empty, v_full, v_empty = key_rings
     out_smem, residual_smem = results
     B, H, T, GROUP = sizes
+    BQ: gl.constexpr = GROUPS * ROWS
     n_blocks = gl.cdiv(T, BQ)
     S_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(BK))
     O_ROWS: gl.constexpr = gl.SliceLayout(1, product_layout(D))
     FACTOR: gl.constexpr = UNIT * LOG2E
     q = q_smem.index(mine).reshape([ROWS, D])
-    i, blocks, turn = 0, 0, 0
+    i, blocks = 0, 0
     for tile in range(gl.program_id(0), n_blocks * B * H, gl.num_programs(0)):
         i_q, number = block_and_head(tile, n_blocks, B * H, GROUP)
         first_row = i_q * BQ + mine * ROWS
@@ -123,7 +142,7 @@ def attend(
         columns = last * BK + gl.arange(0, BK, gl.SliceLayout(0, product_layout(BK)))
         s = gl.where(columns[None, :] <= rows[:, None], s, float("-inf"))
         m = gl.max(s, 1)
-        p = shifted_exponentials(s, m, UNIT, FUSED)
+        p = shifted_exponentials(s, m, UNIT)
         mass = gl.sum(p, 1)
         operand = gl.convert_layout(p.to(gl.bfloat16), operand_layout(D))
         out = gl.zeros([ROWS, D], gl.float32, product_layout(D))
@@ -132,19 +151,14 @@ def attend(
             i += 1
             stage, phase = i % STAGES, (i // STAGES) & 1
             mbarrier.wait(k_full.index(stage), phase)
-            if TURNS:
-                mbarrier.wait(turns.index(mine), (turn & 1) ^ (1 - mine))
             s = product(q, k_smem.index(stage).reshape([BK, D]), BK)
             mbarrier.wait(v_full.index(v_stage), v_phase)
             out = warpgroup_mma(operand, v_smem.index(v_stage).reshape([BK, D]), out, is_async=True)
-            if TURNS:
-                mbarrier.arrive(turns.index(1 - mine))
-                turn += 1
             s = warpgroup_mma_wait(1, deps=[s])
             mbarrier.arrive(k_empty.index(stage))
             m_new = gl.maximum(m, gl.max(s, 1))
             rescale = gl.exp2((m - m_new) * FACTOR)
-            p = shifted_exponentials(s, m_new, UNIT, FUSED)
+            p = shifted_exponentials(s, m_new, UNIT)
             m = m_new
             mass = mass * rescale + gl.sum(p, 1)
             mbarrier.wait(v_full.index(v_stage), v_phase)  # it is: the assembler would wait before the exponentials
@@ -169,47 +183,29 @@ def attend(
         fence_async_shared()
         copy_out(out_desc, [number // H, number % H, first_row, 0], out_smem.index(mine))
         copy_out(residual_desc, [number // H, number % H, first_row, 0], residual_smem.index(mine))
-        gl.store(lse_ptr + number.to(gl.int64) * T + rows, m * UNIT + gl.log(mass), mask=rows < T)
+        gl.store(lse_ptr + number.to(gl.int64) * T + rows, log_sums(m, mass, UNIT), mask=rows < T)
     tma.store_wait(0)
 
 
 @gluon.jit(do_not_specialize=["B", "H", "T", "GROUP"])
 def hopper_fwd_kernel(
     q_desc, k_desc, v_desc, out_desc, residual_desc, lse_ptr, B, H, T, GROUP,
-    BQ: gl.constexpr, BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
-    MANTISSA: gl.constexpr, FUSED: gl.constexpr, TURNS: gl.constexpr, REGISTERS: gl.constexpr,
+    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, MANTISSA: gl.constexpr,
 ):  # fmt: skip
     """Store O, its residual and L of all heads; each program takes every gridDim-th block of queries."""
-    GROUPS: gl.constexpr = BQ // ROWS
     q_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], q_desc.layout)
     k_smem, v_smem = pair_of_buffers((k_desc, v_desc), STAGES, BK, D)
     out_smem = gl.allocate_shared_memory(gl.bfloat16, [GROUPS, 1, 1, ROWS, D], out_desc.layout)
     residual_smem = gl.allocate_shared_memory(gl.int8, [GROUPS, 1, 1, ROWS, D], residual_desc.layout)
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers_of_two_rings(STAGES, GROUPS)
-    turns = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(turns.index(0), count=1)
-    mbarrier.init(turns.index(1), count=1)
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers(STAGES)
     rings = (q_smem, q_full, q_empty, (k_smem, v_smem, k_full, k_empty, v_full, v_empty))
     sizes, written = (B, H, T, GROUP), (out_desc, residual_desc)
-    shared = (rings, turns, (out_smem, residual_smem), sizes)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (attend, (0, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, TURNS)),
-                (attend, (1, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, TURNS)),
-                (copy_tiles, ((q_desc, (k_desc, v_desc)), rings, sizes, BQ, BK, D, STAGES)),
-            ],
-            [4, 1],
-            [REGISTERS, 24],
-        )
-    else:
-        gl.warp_specialize(
-            [
-                (attend, (0, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
-                (attend, (1, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
-                (attend, (2, written, lse_ptr, shared, BQ, BK, D, STAGES, UNIT, MANTISSA, FUSED, False)),
-                (copy_tiles, ((q_desc, (k_desc, v_desc)), rings, sizes, BQ, BK, D, STAGES)),
-            ],
-            [4, 4, 1],
-            [REGISTERS, REGISTERS, 24],
-        )
+    shared = (rings, (out_smem, residual_smem), sizes)
+    gl.warp_specialize(
+        [
+            (attend, (0, written, lse_ptr, shared, BK, D, STAGES, UNIT, MANTISSA)),
+            (attend, (1, written, lse_ptr, shared, BK, D, STAGES, UNIT, MANTISSA)),
+            (copy_tiles, ((q_desc, (k_desc, v_desc)), rings, sizes, BK, D, STAGES)),
+        ],
+        [4, 1], [240, 24],
+    )  # fmt: skip

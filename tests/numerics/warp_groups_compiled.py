@@ -1,4 +1,4 @@
-"""``python -m tests.scripts.candidates_compiled``: what kernels with groups of warps take of a
+"""``python -m tests.numerics.warp_groups_compiled``: what the kernels of ``flash_fixed`` with 128 features take of a
 Hopper GPU, as JSON; no GPU needed.
 
 A process of its own, since Triton's interpreter, once chosen, holds for all kernels.
@@ -17,7 +17,6 @@ import triton
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
-from benchmarks.candidates import CANDIDATES, inputs
 from kernels import compile_kernels
 
 _taken = compile_kernels._taken
@@ -38,25 +37,14 @@ def taken(kernel: Any) -> dict[str, int]:
 
 
 def main() -> None:
-    kernels: list[Any] = []
+    told = {}
 
     def keep(name: str, kernel: Any) -> compile_kernels.Compiled:
-        kernels.append(kernel)
+        told[name] = taken(kernel)
         return _taken(name, kernel)
 
-    told = {}
     with patch.object(compile_kernels, "_taken", keep), compile_kernels.compiling_for("sm_90"):
-        for size in (128, 64):
-            of = inputs((1, 2, 1024, size), "cpu")
-            for name, candidate in CANDIDATES.items():
-                # The others are the package's kernels; those with a program for each block are compiled already.
-                if size in candidate.sizes and re.match(
-                    r"(fwd-(turns|no-turns|3)|.*groups|bwd-one)(?!.*a-block)", name
-                ):
-                    candidate.run(of)
-                    largest = max(kernels, key=lambda kernel: int(kernel.metadata.shared))
-                    told[f"{name} {size}"] = taken(largest)
-                    kernels.clear()
+        compile_kernels.launch_both_passes(compile_kernels.variants()["flash_fixed"], 128)
     print(json.dumps(told))
 
 

@@ -1,8 +1,4 @@
-"""Backward pass on Hopper with warps of three roles: a candidate, as :mod:`benchmarks.hopper.forward` is.
-
-Three kernels: L and δ of each query, dQ by blocks of queries, dK and dV by blocks of keys. One group of warps copies
-tiles, two compute. No atomics.
-"""
+"""Backward pass on Hopper: L and δ of each query, dQ by blocks of queries, dK and dV by blocks of keys. No atomics."""
 
 import triton
 import triton.language as tl
@@ -17,16 +13,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from benchmarks.hopper.tiles import (
+from flashpoint_kernels.addressing import head_of, load_rows, token_offsets
+from flashpoint_kernels.hopper.tiles import (
     GROUPS,
     ROWS,
-    add_grad_v,
-    barriers_of_two_rings,
+    barriers,
     block_and_head,
     copy_block,
+    copy_in,
     copy_keys,
     copy_out,
-    copy_with_row,
     exponentials,
     last_tile,
     operand_layout,
@@ -34,28 +30,25 @@ from benchmarks.hopper.tiles import (
     pass_tiles,
     product,
     product_layout,
-    query_buffers,
-    store_grad_kv,
 )
-from flashpoint_kernels.addressing import head_of, token_offsets
 from flashpoint_kernels.residual import two_parts
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "T", "T_ROWS", "PLANE"])
 def row_deltas_kernel(
-    out_ptr, residual_ptr, grad_out_ptr, lse_ptr, rows_ptr, H, T, T_ROWS, PLANE,
-    stride_b, stride_h, stride_t, D: tl.constexpr, BQ: tl.constexpr, MANTISSA: tl.constexpr,
+    do_desc, out_ptr, residual_ptr, lse_ptr, rows_ptr, H, T, T_ROWS, PLANE,
+    D: tl.constexpr, BQ: tl.constexpr, MANTISSA: tl.constexpr,
 ):  # fmt: skip
-    """Store L/ln 2, +∞ past the end, and δ of the unrounded O: two planes [B·H, T_ROWS]."""
-    head = head_of(tl.program_id(1), H, T)
-    positions = tl.program_id(0) * BQ + tl.arange(0, BQ)
-    column = positions[:, None]
+    """Store L/ln 2, +∞ past the end, and δ of the unrounded O: two planes [B·H, T_ROWS] of PLANE elements."""
+    n_blocks = T_ROWS // BQ
+    head, first = head_of(tl.program_id(0) // n_blocks, H, T), tl.program_id(0) % n_blocks * BQ
+    positions = first + tl.arange(0, BQ)
+    in_rows = positions < T
     offsets = token_offsets(head, positions, D)
-    b_out = tl.load(out_ptr + offsets, mask=column < T, other=0)
-    b_residual = tl.load(residual_ptr + offsets, mask=column < T, other=0)
-    o_do = head.sequence.to(tl.int64) * stride_b + head.index * stride_h + column * stride_t + tl.arange(0, D)[None, :]
-    b_do = tl.load(grad_out_ptr + o_do, mask=column < T, other=0).to(tl.float32)
-    b_lse = tl.load(lse_ptr + head.number.to(tl.int64) * T + positions, mask=positions < T, other=float("inf"))
+    b_out = tl.load(out_ptr + offsets, mask=in_rows[:, None], other=0)
+    b_residual = tl.load(residual_ptr + offsets, mask=in_rows[:, None], other=0)
+    b_do = load_rows(do_desc, head, first, BQ, D).to(tl.float32)
+    b_lse = tl.load(lse_ptr + head.number.to(tl.int64) * T + positions, mask=in_rows, other=float("inf"))
     rows = rows_ptr + head.number.to(tl.int64) * T_ROWS + positions
     tl.store(rows, b_lse * 1.4426950408889634)
     tl.store(rows + PLANE, tl.sum(b_do * two_parts(b_out, b_residual, MANTISSA), 1))
@@ -112,7 +105,7 @@ def add_keys(
 @gluon.jit
 def sum_grad_q(
     mine: gl.constexpr, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE,
-    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
+    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Compute dQ of rows ``mine`` of each block."""
     buffers, q_full, q_empty, key_rings = rings
@@ -143,7 +136,7 @@ def sum_grad_q(
         mbarrier.arrive(k_empty.index(i % STAGES))
         i += 1
         blocks += 1
-        q.store((summed * ALPHA).to(gl.bfloat16))  # in Q's place, which nobody reads any more
+        q.store((summed * UNIT).to(gl.bfloat16))  # in Q's place, which nobody reads any more
         fence_async_shared()
         copy_out(grad_q_desc, [number // H, number % H, first_row, 0], q_smem.index(mine))
         tma.store_wait(0)
@@ -153,22 +146,46 @@ def sum_grad_q(
 @gluon.jit(do_not_specialize=["B", "H", "T", "GROUP", "T_ROWS", "PLANE"])
 def hopper_dq_kernel(
     q_desc, k_desc, v_desc, do_desc, grad_q_desc, rows_ptr, B, H, T, GROUP, T_ROWS, PLANE,
-    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
+    BK: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Store dQ of all heads; each program takes every gridDim-th block of queries."""
     q_smem, do_smem = pair_of_buffers((q_desc, do_desc), GROUPS, ROWS, D)
     k_smem, v_smem = pair_of_buffers((k_desc, v_desc), STAGES, BK, D)
-    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers_of_two_rings(STAGES, GROUPS)
+    q_full, q_empty, k_full, k_empty, v_full, v_empty = barriers(STAGES)
     rings = ((q_smem, do_smem), q_full, q_empty, (k_smem, v_smem, k_full, k_empty, v_full, v_empty))
     sizes = (B, H, T, GROUP)
     gl.warp_specialize(
         [
-            (sum_grad_q, (0, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT, ALPHA)),
-            (sum_grad_q, (1, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT, ALPHA)),
+            (sum_grad_q, (0, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT)),
+            (sum_grad_q, (1, grad_q_desc, rows_ptr, rings, sizes, T_ROWS, PLANE, BK, D, STAGES, UNIT)),
             (copy_queries_and_keys, (((q_desc, do_desc), (k_desc, v_desc)), rings, sizes, BK, D, STAGES)),
         ],
         [4, 1], [240, 24],
     )  # fmt: skip
+
+
+@gluon.jit
+def query_buffers(descs, LENGTH: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr):
+    """Allocate K and V of a block of keys, and rings of Q, dO, L and δ of LENGTH queries."""
+    q_desc, k_desc, v_desc, do_desc, rows_desc = descs
+    k_smem, v_smem = pair_of_buffers((k_desc, v_desc), GROUPS, ROWS, D)
+    q_smem, do_smem = pair_of_buffers((q_desc, do_desc), STAGES, LENGTH, D)
+    lse_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, LENGTH], rows_desc.layout)
+    delta_smem = gl.allocate_shared_memory(gl.float32, [STAGES, 1, 1, LENGTH], rows_desc.layout)
+    return k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem
+
+
+@gluon.jit
+def copy_with_row(descs, rings, full, at, stage, PLANE: gl.constexpr):
+    """Copy a tile of Q or dO, and plane PLANE of the rows beside it: L or δ.
+
+    ``at``: sequence, head, the head's number among those of all sequences, first query.
+    """
+    desc, rows_desc = descs
+    smem, row_smem = rings
+    sequence, head, number, start = at
+    copy_in(desc, [sequence, head, start, 0], full.index(stage), smem.index(stage))
+    copy_in(rows_desc, [PLANE, number, start], full.index(stage), row_smem.index(stage))
 
 
 @gluon.jit
@@ -199,6 +216,26 @@ def copy_queries(descs, rings, sizes, BQ: gl.constexpr, D: gl.constexpr, STAGES:
 
 
 @gluon.jit
+def add_grad_v(
+    grad_v, s, dp, grad_out, row_rings, stage, keys, start,
+    BQ: gl.constexpr, D: gl.constexpr, UNIT: gl.constexpr, MASKED: gl.constexpr,
+):  # fmt: skip
+    """Return dV, still under way, with PᵀdO of a tile of queries, and its dSᵀ; ``dp`` is under way, too."""
+    lse_smem, delta_smem = row_rings
+    COLUMNS: gl.constexpr = gl.SliceLayout(0, product_layout(BQ))
+    lse = lse_smem.index(stage).reshape([BQ]).load(COLUMNS)
+    p = exponentials(s, lse[None, :], UNIT)
+    if MASKED:
+        queries = start + gl.arange(0, BQ, COLUMNS)
+        p = gl.where(keys[:, None] <= queries[None, :], p, 0.0)
+    p_operand = gl.convert_layout(p.to(gl.bfloat16), operand_layout(D))
+    grad_v = warpgroup_mma(p_operand, grad_out, warpgroup_mma_init(grad_v), is_async=True)
+    dp = warpgroup_mma_wait(1, deps=[dp])
+    delta = delta_smem.index(stage).reshape([BQ]).load(COLUMNS)
+    return grad_v, (p * (dp - delta[None, :])).to(gl.bfloat16)
+
+
+@gluon.jit
 def add_queries(
     grad_k, grad_v, k, v, keys, start, i, rings,
     BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, FIRST: gl.constexpr,
@@ -224,9 +261,26 @@ def add_queries(
 
 
 @gluon.jit
+def store_grad_kv(descs, buffers, grad_k, grad_v, at, D: gl.constexpr, UNIT: gl.constexpr):
+    """Store dK and dV from the places of K and V, which nobody reads any more.
+
+    ``at``: the head's number among those of all sequences, heads of a sequence, first key.
+    """
+    grad_k_desc, grad_v_desc = descs
+    k_smem, v_smem = buffers
+    number, H, first = at
+    k_smem.reshape([ROWS, D]).store((grad_k * UNIT).to(gl.bfloat16))
+    v_smem.reshape([ROWS, D]).store(grad_v.to(gl.bfloat16))
+    fence_async_shared()
+    copy_out(grad_k_desc, [number // H, number % H, first, 0], k_smem)
+    copy_out(grad_v_desc, [number // H, number % H, first, 0], v_smem)
+    tma.store_wait(0)
+
+
+@gluon.jit
 def sum_grad_kv(
     mine: gl.constexpr, descs, rings, sizes,
-    BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
+    BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Compute dK and dV of rows ``mine`` of each block of keys."""
     k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, kv_full, kv_empty, q_full, q_empty, do_full, do_empty = rings
@@ -256,7 +310,7 @@ def sum_grad_kv(
             mbarrier.arrive(q_empty.index((i - 1) % STAGES))
             mbarrier.arrive(do_empty.index((i - 1) % STAGES))
             at = number, H, first_key
-            store_grad_kv(descs, (k_smem.index(mine), v_smem.index(mine)), summed_k, summed_v, at, D, ALPHA)
+            store_grad_kv(descs, (k_smem.index(mine), v_smem.index(mine)), summed_k, summed_v, at, D, UNIT)
         blocks += 1
         mbarrier.arrive(kv_empty)
 
@@ -264,13 +318,13 @@ def sum_grad_kv(
 @gluon.jit(do_not_specialize=["B", "H", "T", "GROUP"])
 def hopper_dkdv_kernel(
     q_desc, k_desc, v_desc, do_desc, rows_desc, grad_k_desc, grad_v_desc, B, H, T, GROUP,
-    BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr, ALPHA: gl.constexpr,
+    BQ: gl.constexpr, D: gl.constexpr, STAGES: gl.constexpr, UNIT: gl.constexpr,
 ):  # fmt: skip
     """Store dK and dV of all heads; each program takes every gridDim-th block of keys."""
     gl.static_assert(BQ == ROWS, "a group of keys has one tile on the diagonal")
     descs = (q_desc, k_desc, v_desc, do_desc, rows_desc)
     k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem = query_buffers(descs, BQ, D, STAGES)
-    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = barriers_of_two_rings(STAGES, GROUPS)
+    kv_full, kv_empty, q_full, q_empty, do_full, do_empty = barriers(STAGES)
     rings = (
         k_smem, v_smem, q_smem, do_smem, lse_smem, delta_smem, kv_full, kv_empty, q_full, q_empty, do_full, do_empty
     )  # fmt: skip
@@ -278,8 +332,8 @@ def hopper_dkdv_kernel(
     written = (grad_k_desc, grad_v_desc)
     gl.warp_specialize(
         [
-            (sum_grad_kv, (0, written, rings, sizes, BQ, D, STAGES, UNIT, ALPHA)),
-            (sum_grad_kv, (1, written, rings, sizes, BQ, D, STAGES, UNIT, ALPHA)),
+            (sum_grad_kv, (0, written, rings, sizes, BQ, D, STAGES, UNIT)),
+            (sum_grad_kv, (1, written, rings, sizes, BQ, D, STAGES, UNIT)),
             (copy_queries, (descs, rings, sizes, BQ, D, STAGES)),
         ],
         [4, 1], [240, 24],

@@ -23,7 +23,6 @@ from torch import Tensor
 
 _DEADLOCK_SECONDS = 5
 _MINE = threading.local()
-_ATOMIC = threading.Lock()
 
 
 class Values(Tensor):
@@ -72,9 +71,6 @@ class Shared:
 
     def reshape(self, shape: list[int]) -> Shared:
         return Shared(self.of.view(shape))
-
-    def slice(self, start: int, length: int, dim: int) -> Shared:
-        return Shared(self.of.narrow(dim, start, length))
 
     def permute(self, order: list[int]) -> Shared:
         return Shared(self.of.permute(order))
@@ -144,32 +140,6 @@ def _copy_out(desc: Descriptor, coordinates: list[Any], source: Shared) -> None:
     _MINE.stores.append(copy)
 
 
-def add_out(desc: Descriptor, coordinates: list[Any], source: Shared) -> None:
-    """Add to global memory: shared memory is read when stores are waited for, the sum is there after :func:`added`."""
-
-    def read() -> None:
-        inside, part = desc.window(coordinates)
-        values_read = source.of[part].clone()
-        _MINE.sums.append(lambda: desc.of[inside].add_(values_read))
-
-    _MINE.stores.append(read)
-
-
-def added(x: Any) -> Any:
-    while _MINE.sums:
-        _MINE.sums.pop(0)()
-    return x
-
-
-def _atomic_add(pointer: Pointer, x: Any) -> Any:
-    time.sleep(1e-4)
-    assert time.monotonic() < _MINE.until, "a turn never comes"
-    with _ATOMIC:
-        before = pointer.of[pointer.offsets].clone()
-        pointer.of[pointer.offsets] += x
-    return before
-
-
 def _store_wait(_pending: int) -> None:
     while _MINE.stores:
         _MINE.stores.pop(0)()
@@ -194,11 +164,10 @@ def _specialize(partitions: list[tuple[Any, tuple[Any, ...]]], _warps: Any, _reg
     program = _MINE.program
 
     def run(function: Any, arguments: tuple[Any, ...]) -> None:
-        _MINE.products, _MINE.stores, _MINE.sums = [], [], []
-        _MINE.program, _MINE.until = program, time.monotonic() + 60
+        _MINE.products, _MINE.stores, _MINE.program = [], [], program
         try:
             function(*arguments)
-            left = _MINE.products + _MINE.stores + _MINE.sums
+            left = _MINE.products + _MINE.stores
             assert not left, "something is still under way"
         except BaseException as failure:
             failures.append(failure)
@@ -209,7 +178,8 @@ def _specialize(partitions: list[tuple[Any, tuple[Any, ...]]], _warps: Any, _reg
 
 
 def _together(calls: list[Callable[[], None]]) -> None:
-    threads = [threading.Thread(target=call, daemon=True) for call in calls]
+    # Whether gradients are tracked is a thread's own affair.
+    threads = [threading.Thread(target=torch.no_grad()(call), daemon=True) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -233,8 +203,7 @@ _LANGUAGE = SimpleNamespace(
     program_id=lambda _: values(_MINE.program[0]), num_programs=lambda _: _MINE.program[1],
     cdiv=lambda a, b: (a + b - 1) // b, minimum=_limit(torch.minimum), maximum=_limit(torch.maximum),
     NVMMADistributedLayout=lambda *_: None,
-    NVMMASharedLayout=lambda *_: None,
-    atomic_add=_atomic_add, DotOperandLayout=lambda *_: None, SliceLayout=lambda *_: None,
+    DotOperandLayout=lambda *_: None, SliceLayout=lambda *_: None,
     allocate_shared_memory=_allocate, convert_layout=lambda x, _: x, warp_specialize=_specialize,
     zeros=lambda shape, dtype, _: values(torch.zeros(shape, dtype=dtype)),
     zeros_like=torch.zeros_like, full_like=torch.full_like, arange=lambda a, b, _: values(torch.arange(a, b)),
@@ -271,9 +240,8 @@ def loaded(file: Path, name: str, **others: ModuleType) -> ModuleType:
     fakes: dict[str, Any] = {
         package: SimpleNamespace(gluon=SimpleNamespace(jit=jit)),
         f"{package}.gluon": SimpleNamespace(language=_LANGUAGE, jit=jit),
-        f"{package}.gluon.language._core": SimpleNamespace(builtin=lambda function: function),
         f"{package}.gluon.language.nvidia.hopper": _HOPPER,
-        **{f"benchmarks.hopper.{last}": module for last, module in others.items()},
+        **{f"flashpoint_kernels.hopper.{last}": module for last, module in others.items()},
     }
     spec = importlib.util.spec_from_file_location(name, file)
     assert spec is not None
