@@ -17,7 +17,7 @@ from triton.compiler import CompiledKernel, LazyDict
 from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from flashpoint.numerics import kept_launch
+from flashpoint.numerics import kept_launch, warp_groups
 from flashpoint.numerics.kept_launch import KeptLaunch
 
 CHOICES = {"D": 16, "CAUSAL": True, "num_warps": 4}
@@ -60,7 +60,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
 
 def as_triton_takes(given: Any) -> Any:
     """Return what the driver reads of an argument."""
-    if isinstance(given, TensorDescriptor):
+    if isinstance(given, TensorDescriptor | warp_groups.TensorDescriptor):
         fields = {name: value for name, value in vars(given).items() if name != "base"} | {"type": type(given)}
         return given.base.data_ptr(), given.base.flatten().tolist(), fields
     return given.data_ptr() if isinstance(given, Tensor) else given
@@ -72,14 +72,15 @@ def tensors(odd: bool = False) -> tuple[list[Tensor], list[Tensor]]:
     return [x, y], [torch.empty(4), torch.empty(0)]
 
 
+@pytest.mark.parametrize("described", [TensorDescriptor, warp_groups._described])
 @pytest.mark.parametrize("odd", [False, True])
-def test_the_second_launch_has_the_arguments_of_a_first_one(kernel: Kernel, odd: bool) -> None:
+def test_the_second_launch_has_the_arguments_of_a_first_one(kernel: Kernel, odd: bool, described: Any) -> None:
     """A tensor that the copy engine cannot read is copied each time."""
-    once = KeptLaunch(kernel, 6, BLOCKS, CHOICES)
+    once = KeptLaunch(kernel, 6, BLOCKS, CHOICES, described)
     once(*tensors(odd), 32, 1)
     (x, y), written = tensors(odd)
     once((x, y), written, 32, 2)
-    anew = KeptLaunch(kernel, 6, BLOCKS, CHOICES)
+    anew = KeptLaunch(kernel, 6, BLOCKS, CHOICES, described)
     anew((x, y), written, 32, 2)
     (kept,) = kernel.compiled.launches
     _, wanted = kernel.looked_up
