@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,7 +21,7 @@ from flashpoint.numerics.deltas import whole_saved_out
 from flashpoint.numerics.reference import flash_fwd
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
-from tests.numerics.gluon_in_threads import Descriptor, Pointer, loaded
+from tests.numerics.gluon_in_threads import Descriptor, Pointer, loaded, values
 from tests.numerics.gluon_in_threads import launch as launch_in_threads
 from tests.numerics.oracle import exact_attention, noise_key, run_reference
 from tests.numerics.test_kernels import FROM_FILES
@@ -112,6 +113,24 @@ def test_l_is_as_exact_as_one_of_scores_that_have_alpha(hopper: list[InThreads],
     reference = flash_fwd(q, k, v, FIXED, noise_key(q), scale=scale)[1]
     exact = exact_attention(q, k, v, grad_out, scale=scale)["logsumexp"]
     assert error(found, exact) <= error(reference, exact)
+
+
+def test_l_is_rounded_once() -> None:
+    """A row with one key; the α of L is that of P̄: the FP32 factor of the exponential, times ln 2."""
+    shift = values(40 * torch.randn(1000, generator=torch.Generator().manual_seed(0)))
+    found = forward.log_sums(shift, torch.ones_like(shift), D**-0.5)
+    factor = torch.tensor(D**-0.5 / math.log(2)).double()
+    assert torch.equal(found, (shift.double() * (factor * math.log(2))).float())
+
+
+@pytest.mark.slow
+def test_statistics_are_those_of_the_general_kernels(hopper: list[InThreads]) -> None:
+    q, k, v, _ = tensors(70)
+    shift, ones = launch.row_statistics(q, k, v, FIXED, **CONTEXT)
+    assert not any(kernel.launches for kernel in hopper)
+    scores = (q.float() @ k.float().mT * D**-0.5).masked_fill(torch.ones(70, 70, dtype=torch.bool).triu(1), -math.inf)
+    torch.testing.assert_close(shift, scores.amax(-1))
+    assert ones.min() >= 1
 
 
 @pytest.mark.slow
