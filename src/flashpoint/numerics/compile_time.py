@@ -15,7 +15,8 @@ from flashpoint_kernels.tile_sizes import WARP_GROUPS, TileSizes
 _NO_GUARD = 3.0e38
 _NO_TILING = 1 << 30
 _OF_WARP_GROUPS = AttentionVariant(delta="out_fp32", out_residual_bits=6)
-"""``flash_fixed``. Its blocks of 64 keys are the kernels' alone to choose: nothing is rounded after one."""
+"""``flash_fixed``. Keys are taken 128 at a time, from the last on, not 64 from the first: that moves only the running
+maximum under which P̄ is rounded."""
 
 
 @lru_cache(maxsize=256)
