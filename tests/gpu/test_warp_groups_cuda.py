@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.drop_in import attention as drop_in
-from flashpoint.numerics import launch
+from flashpoint.numerics import launch, ops
 from flashpoint.numerics.deltas import whole_saved_out
 from flashpoint.numerics.dispatch import attention
 from tests.gpu.test_attention_cuda import exact
@@ -33,13 +33,19 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Tens
     def run(*arguments: object) -> list[Tensor]:
         with monkeypatch.context() as changed:
             changed.setattr(launch, "runs_warp_groups", lambda *_: False)
-            launch._plan.cache_clear()
+            forget()
             found = out_and_grads(*arguments)
-        launch._plan.cache_clear()
+        forget()
         return found
 
     yield run
+    forget()
+
+
+def forget() -> None:
+    """Have it decided anew which kernels compute what."""
     launch._plan.cache_clear()
+    ops._passes_of.cache_clear()
 
 
 def error(x: Tensor, expected: Tensor) -> float:
@@ -71,8 +77,8 @@ def test_l_and_the_unrounded_o_are_as_near_to_fp64(scale: float | None, monkeypa
     other = launch.flash_fwd(q, k, v, FIXED, **context)
     launch._plan.cache_clear()
     alpha = 128**-0.5 if scale is None else scale
-    # Their exponentials have one factor, which is FP32: so L, too, is of an α up to 2⁻²⁴ of it away. That of the general
-    # kernels is exact where α is a power of two.
+    # Their exponentials have one factor, which is FP32: so L, too, is of an α up to 2⁻²⁴ of it away. That of the
+    # general kernels is exact where α is a power of two.
     of_factor = float(torch.tensor(alpha / math.log(2)).double()) * math.log(2)
     products = q.double() @ k.double().mT
     products = products.masked_fill(torch.ones_like(products[0, 0], dtype=torch.bool).triu(1), -math.inf)
