@@ -136,6 +136,20 @@ def test_modules_are_called_by_one_thread(monkeypatch: pytest.MonkeyPatch) -> No
     assert threads == {threading.main_thread()}
 
 
+def test_kernels_are_compiled_while_pytorchs_compiler_is_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, met = threading.Event(), list[bool]()
+
+    def compiled(model: GPT, *_: object) -> GPT:
+        met.append(begun.wait(60))
+        return model
+
+    monkeypatch.setattr(OptimizerStep, "_compile_kernels", lambda *_: begun.set())
+    monkeypatch.setattr(step_module, "_compiled", compiled)
+    config = Config(model=MODEL, data=DataConfig(vocab_size=300), train=TrainConfig(batch_size=2, compile=True))
+    OptimizerStep(GPT(MODEL, AttentionVariant(), 0), config, torch.device("cpu"), Ranks()).warm_up()
+    assert met == [True]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.exhaustive)])
 def test_warming_up_changes_nothing(monkeypatch: pytest.MonkeyPatch, backend: str) -> None:

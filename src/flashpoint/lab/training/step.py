@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from typing import Any, cast
 
 import torch
@@ -44,13 +46,12 @@ class OptimizerStep:
 
     def __init__(self, model: GPT, config: Config, device: torch.device, ranks: Ranks) -> None:
         train, self._ranks = config.train, ranks
-        self.model, self._train, self._device = model, train, device
+        self.model, self._config, self._train, self._device = model, config, train, device
         on_gpu = device.type == "cuda"
         if not on_gpu:
             _keep_freed_memory()
         self._compiled = train.compiles(device.type)
         self._is_observed = bool(config.probes.attention) and 0 < config.probes.attention_interval <= train.steps
-        self._loss_of: Callable[..., Any] = _compiled(model, config, device) if self._compiled else model
         self._optimizers = Optimizers(model, config, device)
         modules = model.named_modules()
         self._shifts = {name: module for name, module in modules if isinstance(module, ShiftingProjection)}
@@ -91,6 +92,8 @@ class OptimizerStep:
                 else:
                     make_ready(kernel, self._batch.shape[2] - 1, self._batch.device)
             observed = analysed(cast(Block, self.model.blocks[0]).attention.core.variant, self._train.precision)
+            if self._device.type == "cuda":
+                _import_what_compiles_kernels()
             with ThreadPoolExecutor(1) as beside:
                 kernels = beside.submit(self._compile_kernels, attentions)
                 if self._is_observed:  # else the steps would wait for the first observation, which compiles them
@@ -157,6 +160,11 @@ class OptimizerStep:
 
     def _key_means(self) -> dict[str, Tensor]:
         return {f"model/{name}.key_mean": shift.key_mean for name, shift in self._shifts.items()}
+
+    @cached_property
+    def _loss_of(self) -> Callable[..., Any]:
+        """The model, or what calls it compiled, for which PyTorch imports its compiler: beside the kernels."""
+        return _compiled(self.model, self._config, self._device) if self._compiled else self.model
 
     def _loss(self, sequences: Tensor) -> Tensor:
         """Return the mean loss [], nats, of a micro-batch [sequences, T + 1]."""
@@ -236,6 +244,13 @@ class OptimizerStep:
         self._optimizers.step()
         update = nn.utils.get_total_norm(torch._foreach_sub(weights, before))
         self.result.copy_(torch.stack([self._total, norm, update]))
+
+
+def _import_what_compiles_kernels() -> None:
+    """Import what Triton imports for its first kernel: the thread that compiles is to import nothing, as two threads
+    that import what imports each other can leave a part of it half made."""
+    with contextlib.suppress(ImportError):  # of another release: the first kernel imports it
+        import triton.compiler.code_generator  # noqa: F401
 
 
 def _keep_freed_memory() -> None:
