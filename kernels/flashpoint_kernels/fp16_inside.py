@@ -119,11 +119,6 @@ def beyond_fp16(state_ptr, PROGRAMS: tl.constexpr):
     return count
 
 
-@triton.jit
-def beyond_fp16_kernel(state_ptr, count_ptr, PROGRAMS: tl.constexpr):
-    tl.store(count_ptr, beyond_fp16(state_ptr, PROGRAMS) + CALL)
-
-
 @triton.jit(do_not_specialize=["units", "n1", "n2", "s0", "s1", "s2"])
 def from_fp16_kernel(
     x_ptr, out_ptr, state_ptr, counted_ptr, units, n1, n2, s0, s1, s2,
@@ -185,15 +180,14 @@ def scale_kernel(
 @triton.jit
 def divide_units(
     x_ptr, out_ptr, state_ptr, which, program, inverse, units, n1, n2, s0, s1, s2,
-    PROGRAMS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr, WRITES: tl.constexpr,
+    PROGRAMS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
 ):  # fmt: skip
     UNITS: tl.constexpr = TILE // WIDTH
     largest = tl.zeros([UNITS, WIDTH], tl.int32)
     for first in range(program * UNITS, units, PROGRAMS * UNITS):
         b_x, o_units, m_units = load_units(x_ptr, first, units, n1, n2, s0, s1, s2, WIDTH, STEP)
         largest = tl.maximum(largest, magnitude(b_x))
-        if WRITES:
-            store_units(out_ptr, b_x * inverse, o_units, m_units, WIDTH)
+        store_units(out_ptr, b_x * inverse, o_units, m_units, WIDTH)
     if largest_of(largest) >= INFINITE:
         tl.atomic_add(state_ptr + BAD_AT + which, 1.0)
 
@@ -231,46 +225,17 @@ def divide_kernel(
     inverse = ((2 * 127 << 23) - factor).to(tl.float32, bitcast=True)  # of a power of two it is exact
     divide_units(
         q_ptr, q_out_ptr, state_ptr, 0, i, inverse, units_q, n1_q, n2_q, s0_q, s1_q, s2_q,
-        PROGRAMS, WIDTH, STEP, True,
+        PROGRAMS, WIDTH, STEP,
     )  # fmt: skip
     divide_units(
         k_ptr, k_out_ptr, state_ptr, 1, i_k, inverse, units_k, n1_k, n2_k, s0_k, s1_k, s2_k,
-        PROGRAMS, WIDTH, STEP, True,
+        PROGRAMS, WIDTH, STEP,
     )  # fmt: skip
     divide_units(
         v_ptr, v_out_ptr, state_ptr, 2, i_v, inverse, units_v, n1_v, n2_v, s0_v, s1_v, s2_v,
-        PROGRAMS, WIDTH, STEP, True,
+        PROGRAMS, WIDTH, STEP,
     )  # fmt: skip
     if COUNTS:
         is_last = all_ended(state_ptr, PROGRAMS)
         if is_last:
             tl.atomic_add(counted_ptr, overflowed(state_ptr) + CALL)
-
-
-@triton.jit(do_not_specialize=[
-    "units_q", "n1_q", "n2_q", "s0_q", "s1_q", "s2_q",
-    "units_k", "n1_k", "n2_k", "s0_k", "s1_k", "s2_k",
-    "units_v", "n1_v", "n2_v", "s0_v", "s1_v", "s2_v",
-])  # fmt: skip
-def overflow_kernel(
-    q_ptr, k_ptr, v_ptr, state_ptr, count_ptr,
-    units_q, n1_q, n2_q, s0_q, s1_q, s2_q,
-    units_k, n1_k, n2_k, s0_k, s1_k, s2_k,
-    units_v, n1_v, n2_v, s0_v, s1_v, s2_v,
-    PROGRAMS: tl.constexpr, WIDTH: tl.constexpr, STEP: tl.constexpr,
-):  # fmt: skip
-    """Store what :func:`divide_kernel` counts, of gradients that others divide."""
-    i = tl.program_id(0)
-    i_k, i_v = (i + PROGRAMS // 3) % PROGRAMS, (i + 2 * PROGRAMS // 3) % PROGRAMS
-    divide_units(
-        q_ptr, q_ptr, state_ptr, 0, i, 1.0, units_q, n1_q, n2_q, s0_q, s1_q, s2_q, PROGRAMS, WIDTH, STEP, False
-    )  # fmt: skip
-    divide_units(
-        k_ptr, k_ptr, state_ptr, 1, i_k, 1.0, units_k, n1_k, n2_k, s0_k, s1_k, s2_k, PROGRAMS, WIDTH, STEP, False
-    )  # fmt: skip
-    divide_units(
-        v_ptr, v_ptr, state_ptr, 2, i_v, 1.0, units_v, n1_v, n2_v, s0_v, s1_v, s2_v, PROGRAMS, WIDTH, STEP, False
-    )  # fmt: skip
-    is_last = all_ended(state_ptr, PROGRAMS)
-    if is_last:
-        tl.store(count_ptr, overflowed(state_ptr) + CALL)

@@ -1,4 +1,4 @@
-"""Launches the passes around an attention in FP16, in eager mode at once and in compiled graphs as ops.
+"""Launches the passes around an attention in FP16, in eager mode.
 
 Tensors have any shape and strides. What they become has the layout that ``torch.empty_like`` gives it.
 """
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from flashpoint.numerics.kept_launch import KeptLaunch
 from flashpoint.numerics.layout import allocator
-from flashpoint.numerics.ops import op
 from flashpoint_kernels import fp16_inside
 from flashpoint_kernels.codes import PROGRAMS, STATES
 from flashpoint_kernels.rounding import INTERPRETED
@@ -31,14 +30,15 @@ _ALIGNED = 8
 
 def to_fp16(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k and v in FP16, what is beyond it as its largest number, and what was found, [STATES] float32."""
-    if torch.compiler.is_compiling():
-        cast: tuple[Tensor, Tensor, Tensor, Tensor] = torch.ops.flashpoint.to_fp16(q, k, v)
-        return cast
-    return _to_fp16(q, k, v)
+    with _on_device_of(q):
+        way, read, cast = _prepared((q, k, v), (torch.float16,) * 3)
+        state = _state(q)
+        _launch("to_fp16_kernel", way, (*read, *cast, state), *way.numbers)
+    return cast[0], cast[1], cast[2], state
 
 
 def from_fp16(out: Tensor, dtype: torch.dtype, state: Tensor, counted: Tensor | None) -> Tensor:
-    """Return O in another dtype, in eager mode.
+    """Return O in another dtype.
 
     Args:
         state: of :func:`to_fp16`.
@@ -51,12 +51,6 @@ def from_fp16(out: Tensor, dtype: torch.dtype, state: Tensor, counted: Tensor | 
     return cast
 
 
-def beyond_fp16(state: Tensor) -> Tensor:
-    """Return what :func:`from_fp16` counts, [] int64, in a compiled graph."""
-    count: Tensor = torch.ops.flashpoint.beyond_fp16(state)
-    return count
-
-
 def scaled(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return dO in another dtype, times a power of two (:func:`flashpoint.numerics.stabilizers.power_of_two`), and
     [STATES] float32, which has it at FACTOR_AT.
@@ -64,16 +58,18 @@ def scaled(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, T
     Args:
         tokens: T.
     """
-    if torch.compiler.is_compiling():
-        both: tuple[Tensor, Tensor] = torch.ops.flashpoint.scale_to_fp16(grad_out, tokens, dtype)
-        return both
-    return _scaled(grad_out, tokens, dtype)
+    with _on_device_of(grad_out):
+        way, (read,), (inside,) = _prepared((grad_out,), (dtype,))
+        state = _state(grad_out)
+        _launch("largest_kernel", way, (read, state), *way.numbers)
+        _launch("scale_kernel", way, (read, inside, state), tokens, *way.numbers)
+    return inside, state
 
 
 def divided(
     grads: Sequence[Tensor], state: Tensor, dtypes: Sequence[torch.dtype], counted: Tensor | None
 ) -> list[Tensor]:
-    """Return dQ, dK and dV divided by the power of two, each in its dtype, in eager mode.
+    """Return dQ, dK and dV divided by the power of two, each in its dtype.
 
     Args:
         state: of :func:`scaled`.
@@ -84,12 +80,6 @@ def divided(
         pointed_at = (*read, *plain, state, state if counted is None else counted)
         _launch("divide_kernel", way, pointed_at, *way.numbers, counts=counted is not None)
     return plain
-
-
-def overflow(grads: Sequence[Tensor], state: Tensor) -> Tensor:
-    """Return what :func:`divided` counts, [] int64, in a compiled graph."""
-    count: Tensor = torch.ops.flashpoint.overflow_of_fp16(*grads, state)
-    return count
 
 
 class _Way(NamedTuple):
@@ -105,7 +95,6 @@ class _Way(NamedTuple):
     """Whether Triton takes one of the numbers for 64 bits."""
 
 
-_OF_STATE = _Way(1, 1, (), (), False)
 _HERE = contextlib.nullcontext()
 
 
@@ -195,68 +184,3 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], like: tuple[int, ...
         else:
             runs.append((size, stride))
     return runs if math.prod(shape) else [(0, 1)]
-
-
-def _to_fp16(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    with _on_device_of(q):
-        way, read, cast = _prepared((q, k, v), (torch.float16,) * 3)
-        state = _state(q)
-        _launch("to_fp16_kernel", way, (*read, *cast, state), *way.numbers)
-    return cast[0], cast[1], cast[2], state
-
-
-def _scaled(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    with _on_device_of(grad_out):
-        way, (read,), (inside,) = _prepared((grad_out,), (dtype,))
-        state = _state(grad_out)
-        _launch("largest_kernel", way, (read, state), *way.numbers)
-        _launch("scale_kernel", way, (read, inside, state), tokens, *way.numbers)
-    return inside, state
-
-
-@op("to_fp16")
-def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _to_fp16(q, k, v)
-
-
-@op("beyond_fp16")
-def _(state: Tensor) -> Tensor:
-    count = state.new_empty((), dtype=torch.int64)
-    with _on_device_of(state):
-        _launch("beyond_fp16_kernel", _OF_STATE, (state, count))
-    return count
-
-
-@op("scale_to_fp16")
-def _(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return _scaled(grad_out, tokens, dtype)
-
-
-@op("overflow_of_fp16")
-def _(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, state: Tensor) -> Tensor:
-    count = state.new_empty((), dtype=torch.int64)
-    with _on_device_of(state):
-        way, read, _ = _prepared((grad_q, grad_k, grad_v), ())
-        _launch("overflow_kernel", way, (*read, state, count), *way.numbers)
-    return count
-
-
-@torch.library.register_fake("flashpoint::to_fp16")
-def _(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = (torch.empty_like(x, dtype=torch.float16) for x in (q, k, v))
-    return q, k, v, q.new_empty(STATES, dtype=torch.float32)
-
-
-@torch.library.register_fake("flashpoint::scale_to_fp16")
-def _(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(grad_out, dtype=dtype), grad_out.new_empty(STATES, dtype=torch.float32)
-
-
-@torch.library.register_fake("flashpoint::beyond_fp16")
-def _(state: Tensor) -> Tensor:
-    return state.new_empty((), dtype=torch.int64)
-
-
-@torch.library.register_fake("flashpoint::overflow_of_fp16")
-def _(grad_q: Tensor, grad_k: Tensor, grad_v: Tensor, state: Tensor) -> Tensor:
-    return state.new_empty((), dtype=torch.int64)

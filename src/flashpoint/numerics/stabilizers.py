@@ -106,13 +106,9 @@ def in_fp16(
     v = v.view_as(v) if v is q or v is k else v
     asks = [bias.requires_grad for bias in biases]  # others must not begin to: kernels take them for learned ones
     cast = [q, k, v, *(bias for bias, learns in zip(biases, asks, strict=True) if learns)] if biases else [q, k, v]
-    enter, leave = (_Enter.apply, _Leave.apply) if torch.compiler.is_compiling() or not by_kernels else _untransformed()
+    enter, leave = _untransformed() if by_kernels else (_Enter.apply, _Leave.apply)
     *inner, factor = enter(counts, by_kernels, len(cast), *cast, *learned)
     counted = _counted_on(counts, q.device)[0] if by_kernels else None
-    if counted is not None and torch.compiler.is_compiling():
-        with torch.no_grad():
-            counted.add_(_kernels.beyond_fp16(factor.detach()))
-        counted = None
     if biases:
         rest = iter(inner[3:])
         beside = [next(rest) if learns else _half_of_bias(bias) for bias, learns in zip(biases, asks, strict=True)]
@@ -132,12 +128,12 @@ def in_fp16(
 
 
 def _kernels_take(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether kernels make the passes around the attention."""
-    if not (_is_on_gpu(q) and q.device == k.device == v.device and type(q) is type(k) is type(v) is Tensor):
+    """Whether kernels make the passes around the attention. A compiler fuses PyTorch's operations with their
+    neighbours, which takes less time than kernels of their own."""
+    if torch.compiler.is_compiling() or not (_is_on_gpu(q) and q.device == k.device == v.device):
         return False
-    if torch.compiler.is_compiling():
-        return _has_kernels()
-    return is_eager(q, k, v) and not torch._C._are_functorch_transforms_active() and _has_kernels()
+    plain = type(q) is type(k) is type(v) is Tensor and is_eager(q, k, v)
+    return plain and not torch._C._are_functorch_transforms_active() and _has_kernels()
 
 
 def _is_on_gpu(x: Tensor) -> bool:
@@ -148,9 +144,8 @@ _kernels: Any = None
 """The module that launches them, once :func:`_has_kernels` has found it."""
 
 
-@torch.compiler.assume_constant_result
 def _has_kernels() -> bool:
-    global _kernels  # noqa: PLW0603 - PyTorch's compiler traces no import
+    global _kernels  # noqa: PLW0603 - found once
     if _kernels is None:
         from flashpoint.numerics.ops import has_triton  # which a CPU does without
 
@@ -193,7 +188,7 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, counts: Counts | None, by_kernels: bool, count: int, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.counts, ctx.by_kernels = counts, by_kernels
-        ctx.dtypes, ctx.by_token = tuple(x.dtype for x in given), tuple(map(_lies_by_token, given))
+        ctx.dtypes = tuple(x.dtype for x in given)
         if by_kernels:
             *qkv, state = _kernels.to_fp16(*given[:3])
         else:
@@ -205,52 +200,31 @@ class _Enter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         *inner, factor = grads
-        compiles = torch.compiler.is_compiling()
-        counted = _counted_on(ctx.counts, factor.device)[1] if ctx.by_kernels else None
-        if ctx.by_kernels and not compiles and factor.is_contiguous() and _has_no_graph(*inner[:3]):
+        if ctx.by_kernels and factor.is_contiguous() and _has_no_graph(*inner[:3]):
+            counted = _counted_on(ctx.counts, factor.device)[1]
             plain = _kernels.divided(inner[:3], factor, ctx.dtypes[:3], counted)
             if len(inner) > 3:
-                plain += _divided(inner[3:], factor[FACTOR_AT], ctx.dtypes[3:], ctx.by_token[3:])
+                plain += _divided(inner[3:], factor[FACTOR_AT], ctx.dtypes[3:])
             return None, None, None, *plain
-        if counted is not None and compiles:
-            counted.add_(_kernels.overflow(inner[:3], factor))
-        elif ctx.counts is not None:
+        if ctx.counts is not None:
             ctx.counts.count_gradients(*inner[:3])
         if ctx.by_kernels:
             factor = factor[FACTOR_AT]
-        if torch.is_grad_enabled() and not compiles:
-            return None, None, None, *_once(_divided(inner, factor, ctx.dtypes, ctx.by_token))
-        return None, None, None, *_divided(inner, factor, ctx.dtypes, ctx.by_token)
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():
+            return None, None, None, *_once(_divided(inner, factor, ctx.dtypes))
+        return None, None, None, *_divided(inner, factor, ctx.dtypes)
 
 
-def _divided(
-    inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype], by_token: Sequence[bool]
-) -> list[Tensor]:
+def _divided(inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """Return gradients divided by a power of two, each in a dtype of its own."""
+    of = zip(inner, dtypes, strict=True)
     if is_eager(factor) and not torch.is_grad_enabled():
         wide = factor.view(1)  # of one dimension, as bounds are
-        return [
-            torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype))
-            for grad, dtype in zip(inner, dtypes, strict=True)
-        ]
+        return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in of]
     # By a power of two it does not matter which comes first, and BF16 is half to read and write.
-    divide = [
-        lambda x, to=dtype: x.to(to) / factor if to == torch.bfloat16 else (x.float() / factor).to(to)
-        for dtype in dtypes
+    return [
+        grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype) for grad, dtype in of
     ]
-    return [_as_it_lies(one, grad, lies) for one, grad, lies in zip(divide, inner, by_token, strict=True)]
-
-
-def _lies_by_token(x: Tensor) -> bool:
-    """Whether a tensor [B, H, T, d] lies in memory as [B, T, H, d]. No backward pass asks it that is compiled: PyTorch
-    would copy all of its gradients first."""
-    return torch.compiler.is_compiling() and x.dim() == 4 and bool(x.stride(1) < x.stride(2))
-
-
-def _as_it_lies(function: Callable[[Tensor], Tensor], x: Tensor, by_token: bool) -> Tensor:
-    """Apply a function of each element in the order of memory: PyTorch's compiler would else lay a result out as
-    [B, H, T, d], and copy it for the matrix product that reads it."""
-    return function(x.transpose(1, 2)).transpose(1, 2) if by_token else function(x)
 
 
 def _once(gradients: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -283,10 +257,7 @@ class _Leave(torch.autograd.Function):
         *others: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.dtype, ctx.tokens, ctx.by_kernels = out.dtype, tokens, by_kernels
-        if by_kernels and not torch.compiler.is_compiling():
-            cast = _kernels.from_fp16(out, dtype, factor, counted)
-        else:
-            cast = _as_it_lies(lambda x: x.to(dtype), out, _lies_by_token(out))
+        cast = _kernels.from_fp16(out, dtype, factor, counted) if by_kernels else out.to(dtype)
         return (cast, *(one.clone() for one in others))
 
     @staticmethod
@@ -312,8 +283,8 @@ def _untransformed() -> tuple[Callable[..., Any], Callable[..., Any]]:
 
 
 def _has_no_graph(*grads: Tensor) -> bool:
-    """Whether gradients are computed that nobody differentiates, in a compiled graph or in eager mode."""
-    return torch.compiler.is_compiling() or (not torch.is_grad_enabled() and is_eager(*grads))
+    """Whether gradients are computed that nobody differentiates."""
+    return not torch.is_grad_enabled() and is_eager(*grads)
 
 
 def power_of_two(grad_out: Tensor, tokens: int = -2) -> Tensor:
