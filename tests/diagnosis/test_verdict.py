@@ -149,6 +149,14 @@ def test_a_finding_quotes_a_head_that_it_names() -> None:
     assert f"a weight of {float(found.measures['weight_found'][place, 2]):.3f} in place of" in finding.text
 
 
+@pytest.mark.parametrize("kind", ["dropped_tile", "stale_maximum"])
+def test_weight_that_many_keys_lack_and_few_have_is_told_by_those_that_lack_it(kind: str) -> None:
+    """Keys 17 to 32 have 0.3 too much, which keys 33 to 48 and 49 to 64 lack: the largest error is no loss."""
+    function = by_position(faulty_attention(Fault(kind, head=2)))
+    (finding,) = diagnose(call_of(function, inputs(4, factor=4.0)), function).findings
+    assert (finding.kind, finding.heads) == (kind, (3,))
+
+
 @pytest.mark.parametrize(("size", "named"), [(2**-7, False), (0.1, True)])
 def test_another_order_of_the_sums_of_grad_q_is_no_finding(size: float, named: bool) -> None:
     """FlashAttention adds blocks of keys in the order in which they end: every dQ may differ by its rounding."""

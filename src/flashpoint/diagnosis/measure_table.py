@@ -396,7 +396,11 @@ WEIGHT_ERROR = Measure(
     sentence="Largest mean |error| of the weight that a block of queries gives a block of keys.",
 )
 WEIGHT_ERROR_QUERIES = Measure("weight_error_queries", "block of queries", sentence="Of that error, from 0.")
-WEIGHT_ERROR_KEYS = Measure("weight_error_keys", "block of keys", sentence="Of that error, from 0.")
+WEIGHT_ERROR_KEYS = Measure(
+    "weight_error_keys",
+    "block of keys",
+    sentence="That lacks most weight of those queries, or that they see and must not; from 0.",
+)
 WEIGHT_FOUND = Measure("weight_found", "weight", sentence="What that block of queries gave those keys.")
 WEIGHT_EXACT = Measure("weight_exact", "exact weight", sentence="What it had to give.")
 MASS_ERROR = Measure(

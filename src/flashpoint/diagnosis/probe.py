@@ -138,8 +138,12 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
     wanted = true.weights @ of_key  # [H, T_q, blocks]
     sizes = of_block.sum(0)[:, None]
     weights = probed.weights[n].masked_fill((true.mass == 0)[..., None], 0.0)
-    by_blocks = [of_block.mT @ x / sizes for x in ((weights - wanted).abs(), weights, wanted)]
-    largest, place = by_blocks[0].flatten(1).max(-1)
+    errors, given, due = (of_block.mT @ x / sizes for x in ((weights - wanted).abs(), weights, wanted))
+    largest, place = errors.flatten(1).max(-1)
+    head, queries, keys = torch.arange(len(largest), device=place.device), place // count, place % count
+    # Several blocks of keys may lack what one has too much. Keys that a mask hides have nothing due.
+    lacking = (due - given)[head, queries].argmax(-1)
+    keys = torch.where(due[head, queries, keys] > 0, lacking, keys)
     masses = probed.masses[n].repeat_interleave(call.groups, 0)
     shared = true.mass.unflatten(0, (-1, call.groups)).mean(1).repeat_interleave(call.groups, 0)  # as dV adds them up
     mass_error = (masses - (of_block.mT @ shared[..., None])[..., 0] / sizes[:, 0]).abs()
@@ -148,10 +152,10 @@ def probed_measures(call: AttentionCall, probed: Probed, true: Exact, n: int) ->
         **relative(table.ROW_SUMS, error, true.bound),
         table.SHIFT_BIAS.name: response.where((true.mass > 1 - _SINK).all(-1) & (not true.softcap), math.nan),
         table.WEIGHT_ERROR.name: largest,
-        table.WEIGHT_ERROR_QUERIES.name: (place // count).double(),
-        table.WEIGHT_ERROR_KEYS.name: (place % count).double(),
-        table.WEIGHT_FOUND.name: by_blocks[1].flatten(1).gather(1, place[:, None])[:, 0],
-        table.WEIGHT_EXACT.name: by_blocks[2].flatten(1).gather(1, place[:, None])[:, 0],
+        table.WEIGHT_ERROR_QUERIES.name: queries.double(),
+        table.WEIGHT_ERROR_KEYS.name: keys.double(),
+        table.WEIGHT_FOUND.name: given[head, queries, keys],
+        table.WEIGHT_EXACT.name: due[head, queries, keys],
         table.MASS_ERROR.name: mass_error.amax(-1),
         table.MASS_ERROR_BLOCK.name: mass_error.argmax(-1).double(),
     }
