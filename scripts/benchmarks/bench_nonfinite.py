@@ -51,7 +51,13 @@ class Look:
         arrivals = Arrivals(dispatcher.publish)
         run = cast(WatchedRun, None)  # nothing is told
         found = _projections(model)
-        dispatcher.add(FirstNonfinite(model, lambda: found, (), 50, LatestBatches(0), run, arrivals, notices), arrivals)
+        dispatcher.add(
+            FirstNonfinite(
+                model, lambda: found, lambda some: [one.grad for one in some], (), 50, LatestBatches(0), run, arrivals,
+                notices,
+            ),
+            arrivals,
+        )  # fmt: skip
         self._publish, self._step, self.on = dispatcher.publish, 0, False
         register_optimizer_step_pre_hook(self._take)
 

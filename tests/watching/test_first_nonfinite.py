@@ -246,6 +246,25 @@ def test_a_watch_after_zero_grad_accuses_no_optimizer(tmp_path: Path, interval: 
     assert "gradients were finite" not in birth.text
 
 
+def test_an_optimizer_step_in_the_backward_pass_hides_no_nan_gradient(tmp_path: Path) -> None:
+    model = Model(by_name, by_name)
+
+    def update(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        with torch.no_grad():
+            parameter -= 0.01 * parameter.grad
+        parameter.grad = None
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+    (birth,) = train(tmp_path, "backward MLP 1", model=model, interval=500)
+    assert place_of(birth) == (FAILS, "backward", ("gradients",), None, ())
+    made = {name for name, one in model.named_parameters() if bool(one.isnan().any())}
+    assert set(birth.parameters) <= made
+    assert "blocks.1.qkv.weight" not in birth.parameters
+    assert "its gradients were not finite" in birth.text
+
+
 def test_a_first_step_that_makes_weights_nan_counts_after_the_optimizer(tmp_path: Path) -> None:
     def change(model: nn.Module, step: int) -> None:
         if step == 0:

@@ -48,6 +48,65 @@ def test_step_in_the_wrong_place_is_told_once(
     assert capsys.readouterr().err.count(told) == 1
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_an_optimizer_step_in_the_backward_pass_has_its_norms(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], set_to_none: bool
+) -> None:
+    model, exact = Pair(), list[float]()
+    squares: dict[Tensor, Tensor] = {}
+
+    def update(parameter: Tensor) -> None:
+        assert parameter.grad is not None
+        squares[parameter] = parameter.grad.double().square().sum()
+        with torch.no_grad():
+            parameter -= 0.01 * parameter.grad
+        parameter.grad = None if set_to_none else torch.zeros_like(parameter)
+
+    for parameter in model.parameters():
+        parameter.register_post_accumulate_grad_hook(update)
+
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        plain(model, number, watched)
+        exact.append(float(torch.stack([*squares.values()]).sum().sqrt()))
+
+    norms = loop(tmp_path, model, step, steps=8, log_interval=1).columns["grad_norm"][1]
+    told = capsys.readouterr().err
+    assert told.count("the backward pass gives them up") == 1
+    assert "call it after the backward pass" not in told
+    known = norms > 0
+    assert known.sum() >= 5
+    assert norms[known] == pytest.approx(np.array(exact)[known], rel=1e-5)
+    assert not any(parameter._backward_hooks for parameter in model.parameters())
+
+
+def test_gradients_of_other_parameters_are_not_awaited_later(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``functional_call`` trains what it is given: no other place of ``watched.step`` has gradients of the model."""
+    trained = {name: torch.randn_like(one).requires_grad_() for name, one in Pair().named_parameters()}
+
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        loss = torch.func.functional_call(model, trained, (torch.randn(3, 12, 32),)).square().mean()
+        loss.backward()
+        watched.step(loss)
+
+    loop(tmp_path, step=step, steps=6)
+    told = capsys.readouterr().err
+    assert "Watch the model whose parameters are trained" in told
+    assert "call it after the backward pass" not in told
+
+
+def test_a_model_that_is_trained_in_turn_lacks_no_gradients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        if number % 3 == 2:
+            plain(model, number, watched)
+        else:
+            watched.step(1.0)
+
+    loop(tmp_path, step=step, steps=9)
+    assert "no gradients at watched.step" not in capsys.readouterr().err
+
+
 def test_a_batch_without_labels_is_no_step_in_the_wrong_place(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -203,7 +203,7 @@ def _untrained(run: Run) -> Iterator[str]:
     if norms is not None and not norms.any():
         yield (
             "At watched.step gradients were missing or all 0, and nothing is known of them: call it after the backward "
-            "pass and before zero_grad."
+            "pass and before zero_grad, of the model whose parameters are trained."
         )
     steps, of_heads = run.columns.get(W_Q_NORM.name, (None, None))  # [layers, H, steps]
     if steps is not None and of_heads is not None and len(steps) > 1 and (of_heads == of_heads[..., :1]).all():

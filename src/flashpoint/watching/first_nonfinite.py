@@ -58,6 +58,7 @@ class FirstNonfinite:
 
     Args:
         projections: returns the matrices of q and k by metric, once a step has shown them.
+        gradients: returns those of parameters, or what stands for them.
         by_token: names of functions whose tensors are [B, T, H, d].
         interval: steps between looks at which parameters there are.
     """
@@ -66,6 +67,7 @@ class FirstNonfinite:
         self,
         model: nn.Module,
         projections: Callable[[], Mapping[str, list[Projection]] | None],
+        gradients: Callable[[Sequence[nn.Parameter]], Sequence[Tensor | None]],
         by_token: Collection[str],
         interval: int,
         batches: LatestBatches,
@@ -73,7 +75,8 @@ class FirstNonfinite:
         arrivals: Arrivals,
         notices: Notices,
     ) -> None:
-        self._model, self._projections, self._interval = model, projections, interval
+        self._model, self._projections, self._gradients = model, projections, gradients
+        self._interval = interval
         self._batches, self._run, self._arrivals, self._notices = batches, run, arrivals, notices
         self._calls = CallMagnitudes(by_token)
         self._names: list[str] = []
@@ -134,7 +137,7 @@ class FirstNonfinite:
         self._find_parameters()
         began, self._began = self._began, ()
         weights = largest_magnitudes([self._own(one) for one in self._parameters])
-        gradients = [] if after else largest_magnitudes([self._own(one.grad) for one in self._parameters])
+        gradients = [] if after else largest_magnitudes([*map(self._own, self._gradients(self._parameters))])
         projected = {} if after else self._of_projections()
         of_parameters = [[largest for _, largest in groups] for groups in (began, weights, gradients)]
         asked = Asked(

@@ -40,6 +40,7 @@ from flashpoint.watching.events import (
     NormSeen,
     NotFinite,
     ReadDue,
+    StepStarted,
 )
 from flashpoint.watching.left_out import is_dtensor, is_foreign, is_sharded, local
 from flashpoint.watching.notices import Notices
@@ -47,6 +48,7 @@ from flashpoint.watching.watched_run import WatchedRun
 
 if TYPE_CHECKING:  # most loops have no listener
     from flashpoint.listeners import Metrics
+    from flashpoint.watching.passing_gradients import PassingGradients
 
 _SUM = 30.0
 """Nats. The mean loss of a token begins near the logarithm of the vocabulary's size: 12.5 with 256,000 tokens."""
@@ -80,6 +82,35 @@ class GradientNorms:
         self._model, self._interval, self._notices = model, interval, notices
         self._parameters = list[nn.Parameter]()
         self._sharded = False
+        self._begun = 0  # steps
+        self._passing: PassingGradients | None = None
+
+    def begin(self) -> None:
+        """A step begins: if the first one had no gradients, or zeros alone as was read later, find out why."""
+        self._begun += 1
+        if self._begun == 2 and all(one.grad is None for one in self._model.parameters()):
+            self.look_for_gradients()
+        if self._passing is not None:
+            self._passing.begin(list(self._model.parameters()))
+            self._passing = None if self._passing.over else self._passing
+
+    def look_for_gradients(self) -> None:
+        """Find out from the next step on why there are none."""
+        if self._passing is None and not is_sharded(self._model):
+            from flashpoint.watching.passing_gradients import PassingGradients  # most loops have them
+
+            self._passing = PassingGradients(self._notices)
+
+    def end(self) -> None:
+        """No step follows."""
+        if self._passing is not None:
+            self._passing.end()
+
+    def gradients(self, parameters: Sequence[nn.Parameter]) -> list[Tensor | None]:
+        """Return gradients, or what stands for them where the backward pass gives them up."""
+        if self._passing is not None and self._passing.inside:
+            return self._passing.of(parameters)
+        return [one.grad for one in parameters]
 
     def of(self, step: int) -> Tensor | None:
         """Return the norm at a step, 0 where there are no gradients; None where processes share them."""
@@ -92,7 +123,7 @@ class GradientNorms:
                 "computed together: watched.step(…, grad_norm=…)"
             )
             return None
-        return gradient_norm(self._parameters)
+        return gradient_norm(self.gradients(self._parameters))
 
     def parameters_are_finite(self) -> bool:
         """Return whether the trained parameters, as far as this process holds them, are finite now."""
@@ -100,9 +131,9 @@ class GradientNorms:
         return all(bool(one.isfinite().all()) for one in held if not is_foreign(one))
 
 
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor | None:
+def gradient_norm(of_parameters: Iterable[Tensor | None]) -> Tensor | None:
     """Return the norm of all gradients together, 0 where no parameter has one; None where processes share one."""
-    gradients = [grad for p in parameters if (grad := p.grad) is not None]
+    gradients = [one for one in of_parameters if one is not None]
     if any(map(is_dtensor, gradients)):  # their norm is summed over processes, and this one alone asks for it
         return None
     dense = [one.coalesce().values() if one.is_sparse else one for one in gradients]
@@ -145,6 +176,7 @@ class LossRecorder:
         """What it does, by event."""
         logging = "logging the losses"
         return (
+            Handler(StepStarted, "looking for gradients", lambda _: self._gradient_norms.begin()),
             Handler(LossSeen, "reading the loss", self._add),
             Handler(NormSeen, "reading the gradient norm", self._add_norm),
             Handler(ReadDue, logging, self._ask),
@@ -226,9 +258,7 @@ class LossRecorder:
             return
         since = self._loop.since
         if norm == 0 and loss and math.isfinite(loss):  # the mean of no labels is NaN, and its gradients are 0
-            self._notices.warn(
-                "no gradients at watched.step, or zeros alone; call it after the backward pass and before zero_grad"
-            )
+            self._gradient_norms.look_for_gradients()
         self._loop.update(step, loss)  # by the loss: a step that a GradScaler skips has no finite norm
         overflow = norm is not None and self._overflows.update(norm)
         began = since is None and self._loop.since is not None
@@ -321,6 +351,7 @@ class LossRecorder:
 
     def _end(self, event: LoopEnded) -> None:
         """Tell of a loop whose losses do not decide, and have its last observation kept: no other one comes."""
+        self._gradient_norms.end()
         stable = self.verdict == "stable"
         self._loop.end()
         if stable and self.verdict == "nonfinite":

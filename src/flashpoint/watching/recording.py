@@ -127,8 +127,9 @@ class Recording:
             observer,
             self._losses,
             FirstNonfinite(  # before the batches, which are let go of
-                model, lambda: observer.projections, {one.word for one in functions if one.by_token},
-                options.weights_interval, batches, run, arrivals, notices,
+                model, lambda: observer.projections, norms.gradients,
+                {one.word for one in functions if one.by_token}, options.weights_interval, batches, run, arrivals,
+                notices,
             ),
             BatchRecorder(run, batches, options.save_batch, arrivals, notices),
             MicroBatches(model, arrivals, notices),
