@@ -135,6 +135,13 @@ def flex_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def warned_soon(monkeypatch: pytest.MonkeyPatch) -> int:
+    """W_Q is warned of where it doubles within so many steps: a watch would have to train for 500 before it warns."""
+    monkeypatch.setattr("flashpoint.early_warning.LOOKBACK", 160)
+    return 160
+
+
+@pytest.fixture
 def logging_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
     """Hydra sets logging up for a run, and with it disables the loggers that are there, for all later tests."""
     for name in [name for name in logging.root.manager.loggerDict if name.startswith("flashpoint")]:

@@ -123,16 +123,16 @@ class Exploding:
 
     def __call__(self, model: Any, number: int, watched: Watch) -> None:
         with torch.no_grad():
-            model.second.qkv.weight[8:16] *= 1.003
+            model.second.qkv.weight[8:16] *= 1.01
         x = torch.randn(8, 12, 32)
         loss = model(x).square().mean()
         loss.backward()
         watched.step(loss * 0 + (self.after if number >= self.jump else 1.0), x)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warned_soon")
 def test_after_a_warning_its_layer_alone_is_measured(tmp_path: Path) -> None:
-    loop(tmp_path, step=Exploding(9999, 0), steps=550, interval=100, weights_interval=10)
+    loop(tmp_path, step=Exploding(9999, 0), steps=210, interval=100, weights_interval=10)
     (folder,) = (tmp_path / "own/captures").iterdir()
     assert [path.name for path in sorted(folder.glob("layer-*"))] == ["layer-02.safetensors"]
     assert {line["layer"] for line in lines(folder)} == {2}
@@ -140,9 +140,9 @@ def test_after_a_warning_its_layer_alone_is_measured(tmp_path: Path) -> None:
     assert steps_of(folder) == list(range(first, first + SEQUENCES // 8))
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warned_soon")
 def test_an_explosion_while_a_warnings_sequences_are_collected_has_its_own_capture(tmp_path: Path) -> None:
-    loop(tmp_path, step=Exploding(470, 9.0), steps=600, interval=500, weights_interval=10)
+    loop(tmp_path, step=Exploding(120, 9.0), steps=220, interval=500, weights_interval=10)
     warned, exploded = sorted((tmp_path / "own/captures").iterdir())
     at = int(exploded.name.removeprefix("step-"))
     assert len(steps_of(warned)) < SEQUENCES // 8
@@ -159,7 +159,7 @@ def test_a_loop_that_stops_when_the_watch_has_done_has_all_sequences(tmp_path: P
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        loop(tmp_path, step=step, steps=600, interval=500, weights_interval=10)
+        loop(tmp_path, step=step, steps=250, interval=500, weights_interval=10)
     (folder,) = (tmp_path / "own/captures").iterdir()
     assert len(steps_of(folder)) == SEQUENCES // 8
     assert {line["layer"] for line in lines(folder)} == {1, 2}  # no layer had grown for 500 steps
@@ -179,8 +179,7 @@ def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:
     assert not (tmp_path / "own/captures/step-0000007/delta.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path) -> None:
+def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path, warned_soon: int) -> None:
     """The observation of the step has some layers alone: the next step is captured."""
 
     def step(model: nn.Module, number: int, watched: Watch) -> None:
@@ -190,16 +189,16 @@ def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_pat
             watched.capture(sequences=8)
         loss.backward()
         with torch.no_grad():
-            model.second.qkv.weight[8:16] *= 1.003  # type: ignore[union-attr, operator, index]
+            model.second.qkv.weight[8:16] *= 1.01  # type: ignore[union-attr, operator, index]
         watched.step(loss, x)
 
-    asked = 524
-    loop(tmp_path, step=step, steps=530, interval=500, weights_interval=20)
+    asked = warned_soon + 24
+    loop(tmp_path, step=step, steps=asked + 6, interval=500, weights_interval=20)
     warned, captured = sorted((tmp_path / "own/captures").iterdir())
-    assert captured.name == "step-0000525"
-    assert steps_of(warned)[-2:] == [523, 525]
+    assert captured.name == f"step-{asked + 1:07}"
+    assert steps_of(warned)[-2:] == [asked - 1, asked + 1]
     assert [call.layer for call in read_calls(captured)] == [1, 2]
-    assert steps_of(captured) == [526]
+    assert steps_of(captured) == [asked + 2]
 
 
 def test_a_step_with_other_layers_is_left_out(tmp_path: Path) -> None:
@@ -259,7 +258,7 @@ def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
     assert "6 of 256 sequences" in told
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("warned_soon")
 def test_after_a_warning_a_step_with_other_layers_has_all_of_them_captured(tmp_path: Path) -> None:
     """The layer that grew is the first one that such a step shows, and its number there is another one."""
 
@@ -272,7 +271,7 @@ def test_after_a_warning_a_step_with_other_layers_has_all_of_them_captured(tmp_p
             return self.second(x + self.first.out(out.transpose(1, 2).flatten(2)))
 
     calls: list[Tensor] = []
-    loop(tmp_path, Expanding(), Exploding(9999, 0), steps=550, interval=500, weights_interval=20)
+    loop(tmp_path, Expanding(), Exploding(9999, 0), steps=210, interval=500, weights_interval=20)
     (folder,) = (tmp_path / "own/captures").iterdir()
     assert [path.name for path in sorted(folder.glob("layer-*"))] == ["layer-01.safetensors"]
     assert steps_of(folder)

@@ -205,14 +205,14 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         loss = model(torch.randn(3, 12, 32)).square().mean()
         loss.backward()
-        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+        watched.step(loss * 0 + (1.0 if number < 100 else 9.0))
 
-    run = loop(tmp_path, Pair(), step, steps=200 + after, interval=500, margin=0.3)
+    run = loop(tmp_path, Pair(), step, steps=100 + after, interval=500, weights_interval=500, margin=0.3)
     told = capsys.readouterr().err
-    assert {call.step for call in read_calls(tmp_path / "own")} == {0 if after == 20 else 254}
+    assert {call.step for call in read_calls(tmp_path / "own")} == {0 if after == 20 else 154}
     assert run.verdict.startswith("stable" if after == 20 else "exploded")
     rule = "the mean of 100 steps has stood more than 0.3 above its minimum for 50 steps"
-    assert (f"the loss has exploded, since step 203: {rule}" in told) == (after == 80)
+    assert (f"the loss has exploded, since step 103: {rule}" in told) == (after == 80)
     assert told.count("17 losses of the 50 that make an explosion; 33 more would decide") == (after == 20)
     assert ("the tensors are of step 0, which was observed last" in told) == (after == 20)
     assert ("watch own: the loop ends with the loss" in told) == (after == 20)
@@ -229,7 +229,7 @@ def test_losses_that_rise_at_once_and_stay_are_told_and_kept(
         loss.backward()
         watched.step(loss * 0 + (5.0 if number < 4 else high))
 
-    run = loop(tmp_path, Pair(), step, steps=steps, interval=500, margin=0.3)
+    run = loop(tmp_path, Pair(), step, steps=steps, interval=500, weights_interval=500, margin=0.3)
     diverged = high == 9.0 and steps > 12
     told = capsys.readouterr().err
     assert run.verdict.startswith("stable")

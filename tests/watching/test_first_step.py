@@ -44,11 +44,11 @@ def test_an_explosion_has_the_step_of_the_training(tmp_path: Path, capsys: pytes
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         loss = model(torch.randn(3, 12, 32)).square().mean()
         loss.backward()
-        watched.step(loss * 0 + (1.0 if number < 120 else 9.0))
+        watched.step(loss * 0 + (1.0 if number < 100 else 9.0))
 
-    run = loop(tmp_path, step=step, steps=200, first_step=BEGIN, interval=500, margin=0.3)
-    assert run.onset == BEGIN + 123  # the fourth loss that is 8 nats higher moves the mean of 100 by more than 0.3
-    assert "since step 40,123" in capsys.readouterr().err
+    run = loop(tmp_path, step=step, steps=160, first_step=BEGIN, interval=500, weights_interval=500, margin=0.3)
+    assert run.onset == BEGIN + 103  # the fourth loss that is 8 nats higher moves the mean of 100 by more than 0.3
+    assert "since step 40,103" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("first_step", "high", "told"), [(300, 16.0, True), (300, 2.9, False), (0, 16.0, False)])

@@ -414,12 +414,12 @@ def test_an_explosion_that_ends_the_loop_is_captured(tmp_path: Path) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         loss = model(torch.randn(3, 12, 32)).square().mean()
         loss.backward()
-        watched.step(loss * 0 + (1.0 if number < 200 else 9.0))
+        watched.step(loss * 0 + (1.0 if number < 100 else 9.0))
         if watched.verdict != "stable":
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        loop(tmp_path, step=step, steps=600, interval=500)
+        loop(tmp_path, step=step, steps=200, interval=500, weights_interval=500)
     assert open_run("own", tmp_path).verdict.startswith("exploded")
     assert [call.layer for call in read_calls(tmp_path / "own")] == [1, 2]
 

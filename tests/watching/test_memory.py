@@ -15,7 +15,6 @@ def tensors() -> list[Tensor]:
     return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]  # isinstance asks proxies of the dead
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "sequences"), [(1, 0), (500, 10_000)])
 def test_tensors_do_not_become_more_with_the_steps_that_are_recorded(
     tmp_path: Path, interval: int, sequences: int
@@ -28,6 +27,6 @@ def test_tensors_do_not_become_more_with_the_steps_that_are_recorded(
             held.append(len(tensors()))
 
     held: list[int] = []
-    of_others = tensors()  # which may go meanwhile, if nobody holds them
+    gc.freeze()  # what others hold, and what is imported: to look through it takes longer than to train
     loop(tmp_path, step=step, steps=25, interval=interval, weights_interval=500)
-    assert held[0] == held[1] > len(of_others)
+    assert held[0] == held[1] > 0
