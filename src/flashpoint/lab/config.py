@@ -347,7 +347,7 @@ class Config:
         if self.data.tokenizer == "gpt2" and self.model.vocab_size < GPT2_VOCABULARY:
             raise ValueError(
                 f"model.vocab_size={self.model.vocab_size} is below GPT-2's {GPT2_VOCABULARY:,} tokens: "
-                "raise it, or choose data.tokenizer=bpe"
+                f"give model.vocab_size={GPT2_VOCABULARY}, or data.tokenizer=bpe"
             )
         if self.data.tokenizer == "bpe" and self.data.vocab_size > self.model.vocab_size:
             raise ValueError(

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hydra.errors import MissingConfigException
 
 from flashpoint.errors import UserError
 from flashpoint.lab.build_config import key_types
 from flashpoint.lab.cli.arguments import check, parsed
 from flashpoint.lab.cli.composition import composed_values
+from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.cli.train import main
 from tests.conftest import Command
 from tests.verdicts import assert_one_line
@@ -59,6 +61,13 @@ def test_a_name_that_no_run_has_is_refused_without_a_composition(arguments: list
     with pytest.raises(UserError) as error:
         check(parsed(["experiment=laptop", *arguments]))
     assert str(error.value).startswith(told)
+
+
+def test_a_launcher_that_is_not_installed_is_named_with_its_extra() -> None:
+    """Hydra says that it cannot load a file of flashpoint's own."""
+    name = "hydra/launcher/flashpoint_slurm"
+    told = str(refusal(MissingConfigException(f"In 'hydra/launcher/slurm': Could not load '{name}'", name)))
+    assert told == "hydra/launcher=slurm: needs hydra-submitit-launcher; pip install 'flashpoint[slurm]'"
 
 
 @pytest.mark.usefixtures("logging_as_before")

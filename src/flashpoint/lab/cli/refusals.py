@@ -51,6 +51,8 @@ def _unreadable(error: OverrideParseException) -> str:
 
 
 def _missing(error: MissingConfigException) -> str:
+    if error.missing_cfg_file == "hydra/launcher/flashpoint_slurm":  # defined where submitit's launcher is installed
+        return "hydra/launcher=slurm: needs hydra-submitit-launcher; pip install 'flashpoint[slurm]'"
     if not (error.options and error.missing_cfg_file):
         return _first_line(error)
     group, _, name = error.missing_cfg_file.rpartition("/")
