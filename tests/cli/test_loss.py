@@ -44,6 +44,29 @@ def test_differences_are_of_the_same_seed_and_data(tmp_path: Path) -> None:
     assert rows(call("loss", *runs[:-1], "--at", "100"))[1].startswith("| `flash_exact_rowsum` | 4 | 0 | 0.0000 |")
 
 
+def test_named_runs_of_another_setting_are_compared_by_seed(tmp_path: Path) -> None:
+    controls = [record(tmp_path, "sdpa", seed, {100: 9.0, 200: float(seed)}) for seed in (1, 2, 3)]
+    controls.append(record(tmp_path, "sdpa", 4, {100: 9.0, 150: 9.0}, onset=120))
+    decayed = [
+        write_run(
+            tmp_path / f"decay-{seed}",
+            {"name": "sdpa"},
+            seed=seed,
+            steps=200,
+            onset=None,
+            val_loss=1.1 * seed,
+            train={"weight_decay": 0.1},
+        )
+        for seed in (1, 2, 3, 4)
+    ]
+    paired = [word for control in controls for word in ("--paired", control)]
+    assert rows(call("loss", *decayed, *paired)) == [
+        "| `sdpa` | 4 | 0 | 2.7500 | 1.4201 | 3 | +0.2000 | -0.0484 to +0.4484 |"
+    ]
+    told = refusal(call("loss", *decayed, *paired, "--control", "sdpa"))
+    assert "--paired: takes no --control" in told
+
+
 def test_a_run_that_had_exploded_is_counted_and_has_no_loss(tmp_path: Path) -> None:
     runs = [record(tmp_path, "flash_fp32", seed, {100: 2.0, 200: 1.0}) for seed in (1, 2)]
     runs += [record(tmp_path, "flash_bf16", seed, {100: 3.0, 150: 8.0}, onset=50 * seed) for seed in (1, 2)]

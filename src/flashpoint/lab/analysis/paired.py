@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.errors import UserError
-from flashpoint.lab.analysis.lifetimes import control_of, grouped, lifetimes, pairing
+from flashpoint.lab.analysis.lifetimes import Lifetimes, control_of, grouped, lifetimes, pairing
+from flashpoint.lab.analysis.ratios import pairs
 from flashpoint.runs.recovery import validations
 from flashpoint.runs.run import Run
 
@@ -26,7 +27,7 @@ class Losses:
     exploded: int
     """Runs that had."""
     differences: NDArray[np.float64]
-    """To the control's run of the same seed and data, where there is one."""
+    """To the control's run of the same seed, where there is one that had not exploded."""
 
     @property
     def spread(self) -> float | None:
@@ -53,10 +54,32 @@ def losses_at(step: int, runs: Sequence[Run], control: str) -> list[Losses]:
         if against is not None and against is not named[key]:
             others = losses[against.setting, against.label]
             differences = [loss - others[key] for key, loss in own.items() if key in others]
-        exploded = sum(_exploded_before(step, run) for run in groups[key])
-        values = np.array(list(own.values()))
-        found.append(Losses(key[1], named[key].variant, key[0], values, exploded, np.array(differences)))
+        exploded = sum(_had_exploded(step, run) for run in groups[key])
+        found.append(_losses(named[key], list(own.values()), exploded, differences))
     return found
+
+
+def losses_beside(step: int, runs: Sequence[Run], controls: Sequence[Run]) -> list[Losses]:
+    """Return the losses of each attention and setting after ``step`` optimiser steps, less those of named runs.
+
+    Args:
+        controls: a run is compared with the one of its seed (:func:`flashpoint.lab.analysis.ratios.pairs`).
+
+    Raises:
+        UserError: a run that had not exploded by then was not validated there; or as ``pairs`` does.
+    """
+    groups = grouped(runs)
+    found = []
+    for key, by_seed in pairs(runs, controls).items():
+        after = [(_loss_after(step, run), _loss_after(step, control)) for run, control in by_seed.values()]
+        own = [loss for loss, _ in after if loss is not None]
+        differences = [loss - of_control for loss, of_control in after if loss is not None and of_control is not None]
+        found.append(_losses(lifetimes(key[1], key[0], groups[key]), own, len(after) - len(own), differences))
+    return found
+
+
+def _losses(of: Lifetimes, own: Sequence[float], exploded: int, differences: Sequence[float]) -> Losses:
+    return Losses(of.label, of.variant, of.setting, np.array(own), exploded, np.array(differences))
 
 
 def last_common_step(runs: Sequence[Run]) -> int:
@@ -75,17 +98,20 @@ def last_common_step(runs: Sequence[Run]) -> int:
 
 
 def _by_pairing(step: int, runs: Sequence[Run]) -> dict[tuple[object, ...], float]:
-    losses = {}
-    for run in runs:
-        if _exploded_before(step, run):
-            continue
-        known = validations(run)
-        if step not in known:
-            told = ", ".join(f"{at:,}" for at in sorted(known)) or "never"
-            raise UserError(f"{run.where}: not validated after step {step:,} but {told}; choose --at, or train on")
-        losses[pairing(run)] = known[step]
-    return losses
+    losses = {pairing(run): _loss_after(step, run) for run in runs}
+    return {key: loss for key, loss in losses.items() if loss is not None}
 
 
-def _exploded_before(step: int, run: Run) -> bool:
+def _loss_after(step: int, run: Run) -> float | None:
+    """Return the run's validation loss after a step; None where it had exploded by then."""
+    if _had_exploded(step, run):
+        return None
+    known = validations(run)
+    if step not in known:
+        told = ", ".join(f"{at:,}" for at in sorted(known)) or "never"
+        raise UserError(f"{run.where}: not validated after step {step:,} but {told}; choose --at, or train on")
+    return known[step]
+
+
+def _had_exploded(step: int, run: Run) -> bool:
     return run.failed_at is not None and run.failed_at < step

@@ -11,9 +11,15 @@ from flashpoint.cli.selection import ended_runs, format_option, provenance, runs
 from flashpoint.cli.table import Table, code, number, show
 from flashpoint.errors import tell
 from flashpoint.lab.analysis.lifetimes import grouped, side_by_side
-from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at
+from flashpoint.lab.analysis.paired import Losses, last_common_step, losses_at, losses_beside
 from flashpoint.lab.cli.interval_cells import interval, mean
-from flashpoint.lab.cli.shared_options import control_among, control_option, refuse_unknown_control, tell_of_texts
+from flashpoint.lab.cli.shared_options import (
+    control_among,
+    control_option,
+    refuse_given,
+    refuse_unknown_control,
+    tell_of_texts,
+)
 
 
 def table(found: Sequence[Losses], after: int, control: str) -> Table:
@@ -43,14 +49,31 @@ def table(found: Sequence[Losses], after: int, control: str) -> Table:
 @runs_argument
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all stable runs have.")
 @control_option("compare with")
+@click.option("--paired", multiple=True, metavar="RUN", help="Runs to compare with, of any setting; repeatable.")
 @format_option
-def command(words: tuple[str, ...], at: int | None, control: str | None, form: str) -> None:
+@click.pass_context
+def command(
+    context: click.Context,
+    words: tuple[str, ...],
+    at: int | None,
+    control: str | None,
+    paired: tuple[str, ...],
+    form: str,
+) -> None:
     """Compare validation losses after equal numbers of steps, a row for each attention.
 
     The difference is to the control's run of the same seed, data and experiment, with its 95 % interval over seeds
     (Student's t). A run that had exploded by then has no loss to compare: it is counted, and left out.
+
+    --paired RUN: the difference is to the run of the same seed among RUN, whatever its settings.
     """
     runs = ended_runs(words, metrics=True)
+    if paired:
+        refuse_given(context, "--paired", {"control"})
+        controls = ended_runs(paired, metrics=True)
+        after = at or last_common_step([*runs, *controls])
+        show(table(losses_beside(after, runs, controls), after, "its pair"), form, provenance([*runs, *controls]))
+        return
     after, against = at or last_common_step(runs), control_among(control, runs)
     found = losses_at(after, runs, against)
     refuse_unknown_control(control and against, found)
