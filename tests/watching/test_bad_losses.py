@@ -132,3 +132,21 @@ def test_ten_losses_of_exactly_0_are_told_once(tmp_path: Path, capsys: pytest.Ca
     few = with_losses(lambda number: 0.0 if 2 <= number < 2 + zeros else 1.0)
     assert loop(tmp_path, step=few, steps=20, interval=500).verdict == "stable to 20"
     assert capsys.readouterr().err.count("in a row are exactly 0") == (zeros == 10)
+
+
+@pytest.mark.parametrize(("advantages", "told"), [([1.0, -1.0, 0.0], "policy gradient"), ([0.0] * 3, "labels")])
+@pytest.mark.parametrize("log_interval", [1, 4])
+def test_losses_of_0_with_gradients_lack_no_labels(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], advantages: list[float], told: str, log_interval: int
+) -> None:
+    """As those of GRPO: at the policy that drew the samples the loss is the mean of their advantages."""
+
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        scores = model(torch.randn(3, 12, 32)).mean((1, 2))
+        loss = -((scores - scores.detach()).exp() * torch.tensor(advantages)).mean()
+        loss.backward()
+        watched.step(loss)
+
+    loop(tmp_path, step=step, steps=16, interval=500, log_interval=log_interval)
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if "exactly 0" in one]
+    assert told in line

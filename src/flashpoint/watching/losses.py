@@ -168,6 +168,7 @@ class LossRecorder:
         self._first: float | None = None
         self._first_step: int | None = None
         self._last: float | None = None
+        self._norm: float | None = None  # of the gradients of losses of 0, the latest one that is known
         self._latest: deque[float] = deque(maxlen=LATEST)
         self._loop_goes_on = True
 
@@ -272,10 +273,16 @@ class LossRecorder:
                 f"step {step:,}: the loss is a finite number again: the verdict leaves out that {some}. A batch "
                 "without labels has NaN for a loss, the mean of nothing"
             )
+        self._norm = None if loss else self._norm if norm is None else norm
         if self._loop.zeros == LATEST:
+            why = "has the batch labels, and does the mask or the weight of the loss leave some of them?"
+            if self._norm:
+                why = (
+                    "gradients are not 0, so it is perhaps a policy gradient whose advantages sum to 0. Hand over a "
+                    "number that is to fall, as minus the mean reward"
+                )
             self._notices.warn(
-                f"the losses of {LATEST} steps in a row are exactly 0, and the verdict leaves such out: has the batch "
-                "labels, and does the mask or the weight of the loss leave some of them?"
+                f"the losses of {LATEST} steps in a row are exactly 0, and the verdict leaves such out: {why}"
             )
         if self.verdict == "exploded":
             hottest = self._sentinel.hottest(1)
