@@ -96,6 +96,46 @@ def test_gradients_of_other_parameters_are_not_awaited_later(
     assert "call it after the backward pass" not in told
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # PyTorch's own, of vmap
+def test_gradients_of_each_example_by_torch_func_are_told_as_such(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        def loss_of(parameters: dict[str, Tensor], x: Tensor) -> Tensor:
+            found: Tensor = torch.func.functional_call(model, parameters, (x[None],)).square().mean()
+            return found
+
+        x = torch.randn(3, 12, 32)
+        parameters = {name: one.detach() for name, one in model.named_parameters()}
+        gradients = torch.vmap(torch.func.grad(loss_of), (None, 0))(parameters, x)
+        for name, one in model.named_parameters():
+            one.grad = gradients[name].mean(0)
+        watched.step(model(x).square().mean(), x)
+
+    loop(tmp_path, step=step, steps=12)
+    told = capsys.readouterr().err
+    assert "failed" not in told
+    assert "inside torch.vmap" in told
+    assert "no gradients at watched.step" not in told
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_an_ensemble_inside_vmap_leaves_the_look_for_nan_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parameters, _ = torch.func.stack_module_state([Pair(), Pair()])
+
+    def step(model: nn.Module, _number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32)
+        out = torch.vmap(lambda some: torch.func.functional_call(model, some, (x,)))(parameters)
+        loss = out.square().mean()
+        loss.backward()
+        watched.step(loss, x)
+
+    loop(tmp_path, step=step)
+    assert "failed" not in capsys.readouterr().err
+
+
 def test_a_model_that_is_trained_in_turn_lacks_no_gradients(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def step(model: nn.Module, number: int, watched: Watch) -> None:
         if number % 3 == 2:

@@ -33,7 +33,7 @@ from flashpoint.watching.events import (
     StepEnded,
 )
 from flashpoint.watching.latest_batches import LatestBatches, tensors_in
-from flashpoint.watching.left_out import is_sharded, local
+from flashpoint.watching.left_out import is_sharded, is_transformed, local
 from flashpoint.watching.nonfinite_numbers import Asked, CallMagnitudes, Groups, StepNumbers, largest_magnitudes
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.projections import ProjectedGradients, Projection
@@ -120,6 +120,9 @@ class FirstNonfinite:
         gathered = not self._parameters and is_sharded(self._model)
         if not (self._lasting or gathered):
             self._find_parameters()
+            if any(map(is_transformed, self._parameters)):  # of functional_call inside torch.vmap, and not the model's
+                self._parameters = []
+                return
             self._began = largest_magnitudes([self._own(one) for one in self._parameters])
 
     def _look_at_call(self, event: AttentionRan) -> None:

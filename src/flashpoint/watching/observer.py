@@ -225,6 +225,7 @@ class Observer:
         reasons = sorted(shown.failed | missed.keys() | lacking)
         if not calls:
             called = any(not call.is_differentiated_twice for call in shown)
+            reasons = [one for one in reasons if one not in lacking or not called]
             reasons = self._why_none(reasons, called and not shown.failed, interceptor.in_other_thread)
             reasons = [told_to_users_of(self._model, reason) for reason in reasons]
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
@@ -266,7 +267,8 @@ class Observer:
         if called:
             return [
                 "no gradient came to any attention before watched.step: call it after the backward pass, or the loss "
-                "of this step uses none"
+                "of this step uses none",
+                *reasons,
             ]
         if in_other_thread and not reasons:
             return ["the model was called in another thread than watched.step before; call both in one thread"]
