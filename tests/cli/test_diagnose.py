@@ -385,6 +385,8 @@ def test_without_grad_q_no_bias_of_delta_is_a_finding(tmp_path: Path) -> None:
     assert measures["note"].startswith("If δ is rowsum(dO∘O), its bias is")
     assert f"{largest:+.1e} of |dO||O|" in measures["note"]
     assert "dQ is needed to tell" in measures["note"]
+    dataclasses.replace(call, layer=4, **vars(found)).write(tmp_path / "layer-04.safetensors")
+    assert diagnose(str(tmp_path))["heading"].startswith("Nothing found, and δ of layer 3 was not judged.")
 
 
 def only(call: AttentionCall, sequences: int) -> AttentionCall:

@@ -147,7 +147,9 @@ def delta_tables(
     known = {layer: bias for layer, bias in biases.items() if bias is not None}
     unjudged, unseen = too_few(known, ""), "" if findings else _unseen(known, "")
     measures = Table(("layer", "head", *BIAS_COLUMNS), measured, _joined(later, unjudged, unseen))
-    nothing = "δ was not judged." if unjudged else "Nothing found."
+    lacking = _unjudged_in(known)
+    nothing = f"Nothing found, and {lacking} was not judged." if unjudged else "Nothing found."
+    nothing = "δ was not judged." if unjudged and lacking == "δ" else nothing
     stabilizes = WITH_FP16_INSIDE not in attentions and not is_flashpoints(attentions)
     exchange = Exchange(FIXED, stabilizes, is_there=attentions == FIXED)
     return _told(findings, growth, measures, nothing, bool(unjudged or unseen), "", modules, exchange)
@@ -178,7 +180,8 @@ def tables(
     unjudged = _joined(too_few(biases, more), of_other_outputs(diagnoses))
     unseen = "" if findings or bad_loss else _unseen(biases, more)
     beyond = " beyond what FP32 itself may do" if coarse else ""
-    lacking = "gradients were" if any(one.call.other_gradients for one in diagnoses) else "δ was"
+    others = any(one.call.other_gradients for one in diagnoses)
+    lacking = "gradients were" if others else f"{_unjudged_in(biases)} was"
     nothing = f"Nothing found{beyond}{f', and {lacking} not judged' if unjudged else ''}{bad_loss and f': {bad_loss}'}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
@@ -343,6 +346,16 @@ def _hidden(diagnoses: Sequence[Diagnosis]) -> str:
         "Rounded scores move dQ as an error of δ does. Therefore δ was not judged in these heads of "
         f"{'; '.join(told)}. --attention judges it, which asks the attention for row sums of dS."
     )
+
+
+def _unjudged_in(biases: Mapping[int, DeltaBias]) -> str:
+    """Return what :func:`too_few` tells of, in words: δ, or that of some layers, as where the first ones are frozen."""
+    from flashpoint.diagnosis.finding import FEW
+
+    layers = [layer for layer, bias in biases.items() if not bias.judges or bias.fewest < FEW]
+    if len(layers) in (0, len(biases)):
+        return "δ"
+    return f"δ of layer{'s' * (len(layers) > 1)} {', '.join(map(str, layers))}"
 
 
 def too_few(biases: Mapping[int, DeltaBias], more: str) -> str:
