@@ -150,7 +150,7 @@ def watch(
             check_name(name, "name")
         return Watch(_recorder(model, options, functions, listeners), options)
     except UserError as error:
-        raise ValueError(str(error)) from error
+        raise ValueError(str(error)) from None  # a user's mistake, told whole: what led to it is ours
     except OSError as error:  # as on a full disk
         raise ValueError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
 
