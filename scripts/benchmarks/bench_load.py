@@ -27,6 +27,9 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.checkouts import commit_of, variables_of
 from flashpoint.cli.table import Table, number, show
 from flashpoint.lab.config import Config
 from flashpoint.runs.metric_table import METRICS
@@ -162,7 +165,7 @@ def main() -> None:
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # processes that are started have it, too
     checkouts = [*(Path(word).resolve() for word in given.words if word not in names), _HERE]
     rows = [row for load in loads for row in _rows(load, checkouts, full=given.full)]
-    columns = ("load", "size", *(f"{_commit(at)}{what}" for at in checkouts for what in (", s", ", MB", ", p")))
+    columns = ("load", "size", *(f"{commit_of(at)}{what}" for at in checkouts for what in (", s", ", MB", ", p")))
     heading = f"{_processor()}, one core and thread, Python {platform.python_version()}, {date.today()}"
     show(Table(columns, rows), "markdown", heading)
 
@@ -194,8 +197,7 @@ def exponent(seconds: dict[int, float]) -> float | None:
 def cost(load: Load, size: int, checkout: Path) -> tuple[float, float]:
     """Return CPU seconds of a call, the system's and its processes' among them, and the peak memory of the largest
     process, MB."""
-    path = os.pathsep.join(str(checkout / folder) for folder in ("src", "kernels"))
-    variables = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "COLUMNS": "999"}
+    variables = {**variables_of(checkout), "OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "COLUMNS": "999"}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         load.make(folder, size)
@@ -211,13 +213,6 @@ def cost(load: Load, size: int, checkout: Path) -> tuple[float, float]:
     if process.returncode:
         sys.exit(f"{load.name}, {size:,} {load.unit}: {told.decode()}")
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / _MB
-
-
-def _commit(checkout: Path) -> str:
-    named = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
-    )
-    return named.stdout.strip()
 
 
 def _processor() -> str:

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import logging
-import os
 import subprocess
 import sys
 import tempfile
@@ -32,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[2]))
 
 import flashpoint
+from benchmarks.checkouts import commit_of, variables_of
 from benchmarks.rounds import quartiles
 from benchmarks.shown import heading
 from flashpoint.cli.table import Table, show
@@ -63,7 +63,7 @@ def main() -> None:
         told = [what[folder][name] for folder in checkouts]
         rows.append([name, *(f"{one['recorded']} of {one['made']}" for one in told), *(one["why"] for one in told[1:])])
         costs.append(_cost(name, given.rounds))
-    commits = [_commit(folder) for folder in checkouts]
+    commits = [commit_of(folder) for folder in checkouts]
     titles = (*(f"calls recorded at {it}" for it in commits), *(f"left out at {it}" for it in commits[1:]))
     calls = Table(("model", *titles), rows)
     columns = (
@@ -163,18 +163,10 @@ def _quiet() -> Iterator[None]:
 
 
 def _recorded_by(checkout: Path) -> dict[str, Any]:
-    path = os.pathsep.join(str(checkout / folder) for folder in ("src", "kernels"))
     command = [sys.executable, __file__, "--record"]
-    ended = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, stdout=subprocess.PIPE, text=True, check=True
-    )
+    ended = subprocess.run(command, env=variables_of(checkout), stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(ended.stdout)
     return found
-
-
-def _commit(checkout: Path) -> str:
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ One thread computes, so that on an idle machine they are what a person waits for
 from __future__ import annotations
 
 import argparse
-import os
 import resource
 import statistics
 import subprocess
@@ -14,6 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks.checkouts import commit_of, variables_of
 from flashpoint.cli.table import Table, show
 
 _HERE = Path(__file__).parents[2]
@@ -33,17 +35,16 @@ def main() -> None:
         for command, checkout in calls:
             seconds[command, checkout].append(_seconds(command, checkout))
     rows = [[command, *(_of_all(seconds[command, checkout]) for checkout in checkouts)] for command in _COMMANDS]
-    show(Table(("flashpoint train", *map(_commit, checkouts)), rows), "markdown")
+    show(Table(("flashpoint train", *map(commit_of, checkouts)), rows), "markdown")
 
 
 def _seconds(command: str, checkout: Path) -> float:
     """Return the CPU seconds of a call, the system's among them."""
-    path = os.pathsep.join(str(checkout / folder) for folder in ("src", "kernels"))
     with tempfile.TemporaryDirectory() as folder:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         ended = subprocess.run(
             [sys.executable, str(checkout / "train.py"), *command.split()],
-            cwd=folder, env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False,
+            cwd=folder, env=variables_of(checkout), capture_output=True, check=False,
         )  # fmt: skip
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert ended.returncode == (0 if command == "--help" else 2), ended.stderr.decode()
@@ -52,13 +53,6 @@ def _seconds(command: str, checkout: Path) -> float:
 
 def _of_all(seconds: list[float]) -> str:
     return f"{statistics.median(seconds):.2f} s ({min(seconds):.2f} to {max(seconds):.2f})"
-
-
-def _commit(checkout: Path) -> str:
-    named = subprocess.run(
-        ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True
-    )
-    return named.stdout.strip()
 
 
 if __name__ == "__main__":

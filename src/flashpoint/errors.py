@@ -7,7 +7,7 @@ import errno
 import os
 import signal
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 _LONGEST_LINE = 600  # characters
@@ -32,6 +32,22 @@ def one_line(error: Exception) -> str:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return ``did you mean NAME? ``, of the known name that is most like the word, or nothing if none is like it."""
     return "".join(f"did you mean {name}? " for name in difflib.get_close_matches(word, known, n=1, cutoff=0.7))
+
+
+def layer_told(layer: int, module: str) -> str:
+    """Return how people are told of a layer: its number, from 1, and its module's name where that is known."""
+    return f"layer {layer} ({module})" if module else f"layer {layer}"
+
+
+def counted(noun: str, *numbers: int) -> str:
+    """Return how people are told how many there are: ``1 head``, ``4 heads``, or of several things ``2 to 4 heads``."""
+    least, most = min(numbers), max(numbers)
+    return (f"{least:,} to " if least < most else "") + f"{most:,} {noun}{'s' * (most != 1)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return one name or several as a sentence has them: ``q``, ``q and k``, ``q, k and v``."""
+    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
 
 
 def remedy(error: OSError) -> str:

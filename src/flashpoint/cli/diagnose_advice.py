@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
+from flashpoint.errors import layer_told
 from flashpoint.files import CONFIGS
-from flashpoint.runs.metric_table import layer_told
 
 if TYPE_CHECKING:
     from flashpoint.cli.diagnose_run import Growth

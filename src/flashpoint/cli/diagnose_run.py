@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from flashpoint.cli.table import Table, number
-from flashpoint.errors import UserError, notify
-from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_Q_NORM, layer_told
+from flashpoint.errors import UserError, layer_told, notify
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, W_Q_NORM
 
 if TYPE_CHECKING:
     from flashpoint.runs.configuration import RunConfig

@@ -34,7 +34,7 @@ from flashpoint.diagnosis.measure_table import (
     TIES,
     Measure,
 )
-from flashpoint.runs.metric_table import counted
+from flashpoint.errors import counted
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -27,6 +27,7 @@ from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Measures, Results, by_sequence, over_sequences
 from flashpoint.diagnosis.probe import Function, Probed, results_of
 from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP, delta_error_of
+from flashpoint.errors import listed
 
 _NEAR = 1e-3
 """Of :data:`FP16_MAX`: a score so near may or may not overflow, by how it is rounded."""
@@ -117,7 +118,7 @@ def _nonfinite_gradients(call: AttentionCall, results: Results, finding: Make) -
     finite = [name for name in ("dQ", "dK", "dV") if gradients[name] is not None and name not in named]
     text = (
         f"{text}, the first is row {row:,} of head {head} in sequence {n}; "
-        f"{_listed(['q', 'k', 'v', 'O', 'dO', *finite])} are finite: {made} at step {call.step:,}"
+        f"{listed(['q', 'k', 'v', 'O', 'dO', *finite])} are finite: {made} at step {call.step:,}"
     )
     if call.q.dtype == torch.float16:
         text += "; in FP16 a loss that is scaled too much does so, too"
@@ -143,11 +144,7 @@ def _nonfinite_rows(call: AttentionCall, tensors: Mapping[str, Tensor | None]) -
 
 
 def _hold(named: Sequence[str]) -> str:
-    return f"{_listed(named)} {'hold' if len(named) > 1 else 'holds'}"
-
-
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+    return f"{listed(named)} {'hold' if len(named) > 1 else 'holds'}"
 
 
 def _nonfinite_out(call: AttentionCall, rows: Tensor, heads: Tensor, measures: Measures, finding: Make) -> Finding:

@@ -1,7 +1,7 @@
 """The vocabulary of metrics: name, symbol, unit and meaning of each, once.
 
-What a run writes, what figures and tables call it, and docs/reference.md (``scripts/list_metrics.py``) read it here.
-Notation of Qiu & Yao (arXiv 2510.04212): lp is what the attention computes, hp the same with O in FP32.
+What a run writes, what figures and tables call it, and docs/reference.md (``scripts/docs/list_metrics.py``) read it
+here. Notation of Qiu & Yao (arXiv 2510.04212): lp is what the attention computes, hp the same with O in FP32.
 """
 
 from __future__ import annotations
@@ -17,17 +17,6 @@ Trouble = Literal["up", "down", "away from 0"]
 
 ALL_TENSORS = "all"
 """In the place of a tensor's name: the distance over all weights, as in ``weights_largest/all``."""
-
-
-def layer_told(layer: int, module: str) -> str:
-    """Return how people are told of a layer: its number, from 1, and its module's name where that is known."""
-    return f"layer {layer} ({module})" if module else f"layer {layer}"
-
-
-def counted(noun: str, *numbers: int) -> str:
-    """Return how people are told how many there are: ``1 head``, ``4 heads``, or of several things ``2 to 4 heads``."""
-    least, most = min(numbers), max(numbers)
-    return (f"{least:,} to " if least < most else "") + f"{most:,} {noun}{'s' * (most != 1)}"
 
 
 @dataclass(frozen=True)

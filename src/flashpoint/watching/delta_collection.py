@@ -19,10 +19,9 @@ from flashpoint.diagnosis.call import AttentionCall, by_identity
 from flashpoint.diagnosis.delta_bias import DeltaSample, delta_sample, joined_samples
 from flashpoint.diagnosis.measure_table import SOURCES
 from flashpoint.diagnosis.measures import Measures
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, layer_told
 from flashpoint.files import shown, whole_lines
 from flashpoint.runs import migrations
-from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.subfolders import CaptureFolder
 from flashpoint.schema import Kind, Step, understood
 

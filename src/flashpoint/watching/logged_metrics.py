@@ -28,7 +28,8 @@ from flashpoint.diagnosis.measures import (
 )
 from flashpoint.diagnosis.result_measures import of_grad_q, of_out
 from flashpoint.diagnosis.sink import with_sink
-from flashpoint.runs.metric_table import GRAD_NORM, LOSS, MAX_LOGIT, W_K_NORM, W_Q_NORM, layer_told
+from flashpoint.errors import layer_told
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS, MAX_LOGIT, W_K_NORM, W_Q_NORM
 from flashpoint.watching.arrivals import Arrivals, Number, one_number
 from flashpoint.watching.events import AttentionCalled, Handler, NumbersSeen, StepEnded, StepObserved, StepStarted
 from flashpoint.watching.notices import Notices

@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from flashpoint.errors import counted, listed
 from flashpoint.runs.outcome import Birth, Where
 from flashpoint.watching.nonfinite_numbers import Asked, SeenCall, StepNumbers
 
@@ -105,7 +106,7 @@ def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: 
     text = f"the loss is {step.loss}, and the weights were finite before the forward pass."
     if step.calls:
         text += (
-            f" So were q, k, v and O of {_count(len(step.calls), 'attention')} in it. It came behind the last one, or "
+            f" So were q, k, v and O of {counted('attention', len(step.calls))} in it. It came behind the last one, or "
             f"in the loss{_OTHERS}."
         )
     else:
@@ -125,7 +126,8 @@ def _in_backward(step: StepNumbers, lasting: bool) -> Birth | None:
         f"{_what(step.gradients)}, and the loss was {loss}: the backward pass made it."
     )
     if step.calls:
-        text += f" All tensors of {_count(len(step.calls), 'attention')} were finite: it came outside of them{_OTHERS}."
+        calls = counted("attention", len(step.calls))
+        text += f" All tensors of {calls} were finite: it came outside of them{_OTHERS}."
         return _birth(step.step, "backward", ("gradients",), text, parameters=step.gradients)
     if (found := _of_projections(step)) is not None:
         return found
@@ -164,8 +166,8 @@ def _of_projections(step: StepNumbers) -> Birth | None:
     matrices = {"dQ": "W_Q", "dK": "W_K", "dV": "the rest of its fused weight"}
     where = f"layer {layer}{f', {_heads(heads)}' if heads else ''}"
     text = (
-        f"the gradient of {_listed([matrices[name] for name in tensors])} of {where} held {_what(step.gradients)}, "
-        f"and others of the layer did not. So the backward pass of its attention made it in {_listed(tensors)}, or the "
+        f"the gradient of {listed([matrices[name] for name in tensors])} of {where} held {_what(step.gradients)}, "
+        f"and others of the layer did not. So the backward pass of its attention made it in {listed(tensors)}, or the "
         "product with the layer's input overflowed."
     )
     return _birth(step.step, "backward", tensors, text, layer=layer, heads=heads, parameters=step.gradients)
@@ -179,7 +181,7 @@ def _of_call(step: StepNumbers, seen: Sequence[tuple[SeenCall, str, tuple[int, .
     tensors = tuple(name for name in group if name in together)
     heads = tuple(sorted({head for some in together.values() for head in some}))
     place = f"layer {call.layer}" if call.layer is not None else f"attention {call.number} of the forward pass"
-    told = f"{_listed(tensors)} of {place}{f', {_heads(heads)}' if heads else ''} held NaN or infinity first"
+    told = f"{listed(tensors)} of {place}{f', {_heads(heads)}' if heads else ''} held NaN or infinity first"
     text = f"{told}. {_why(call, group, step)}"
     if call.left_out:
         text += f" This call is not recorded, and not judged ({call.left_out})."
@@ -207,7 +209,7 @@ def _why(call: SeenCall, group: Sequence[str], step: StepNumbers) -> str:
             return f"What was seen of the forward pass was finite. It came in the backward pass, behind {behind}."
     others = [name for name in group if name not in {of for one, of, _ in step.tensors if one is call}]
     finite = ["q", "k", "v", "O", "dO", *others]
-    return f"{_listed(finite)} were finite: the backward pass of this attention made it."
+    return f"{listed(finite)} were finite: the backward pass of this attention made it."
 
 
 def _birth(
@@ -247,16 +249,8 @@ def _some(names: Collection[str], of: int = 0) -> str:
     return f"{told} ({len(names):,} of {of:,})" if of else told
 
 
-def _listed(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
-
-
 def _heads(heads: Sequence[int]) -> str:
     return f"head{'s' * (len(heads) > 1)} {', '.join(map(str, heads))}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _named(names: Sequence[str], groups: Sequence[Sequence[int]], numbers: Iterator[Tensor]) -> dict[str, float]:

@@ -15,8 +15,8 @@ from torch import nn
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.early_warning import Sentinel
+from flashpoint.errors import counted
 from flashpoint.files import shown
-from flashpoint.runs.metric_table import counted
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder

@@ -16,11 +16,11 @@ import torch
 import flashpoint
 from flashpoint.detector import DetectorConfig
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.errors import layer_told
 from flashpoint.files import atomic_write, shown, write_json
 from flashpoint.hardware import hardware_name
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
-from flashpoint.runs.metric_table import layer_told
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.outcome import Birth, Outcome, Verdict
 from flashpoint.watching.notices import tell, without_numbers

@@ -59,6 +59,12 @@ def literal(name: str) -> str:
     return f"{' ' if name.startswith('_') else ''}{escaped(name)}".replace("$", r"\$")
 
 
+def draw_open_frame(panel: Axes) -> None:
+    """Draw a faint grid, and no frame at the top and the right."""
+    panel.grid(alpha=0.25)
+    panel.spines[["top", "right"]].set_visible(False)
+
+
 def set_log_scale(panel: Axes) -> None:
     """Logarithmic, unless :func:`log_scale` says otherwise."""
     lines = [line for line in panel.lines if line.get_transform() == panel.transData]  # that of an onset is none

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flashpoint.lab.analysis.bias_law import Point
-from flashpoint.lab.report.axes import literal, set_log_scale
+from flashpoint.lab.report.axes import draw_open_frame, literal, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -47,7 +47,6 @@ def draw_law(groups: dict[str, list[Point]]) -> Figure:
     set_log_scale(panel)
     panel.set_xlabel("noise² of δ, in units of (|dO||O|)²")
     panel.set_ylabel("bias of δ, in units of |dO||O| (95 %)\n▽: upper end of an interval that includes 0")
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    draw_open_frame(panel)
     panel.legend(frameon=False, fontsize=8)
     return figure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flashpoint.lab.report.axes import drawable, literal, save, set_log_scale
+from flashpoint.lab.report.axes import draw_open_frame, drawable, literal, save, set_log_scale
 from flashpoint.lab.report.colours import layer_look
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import GRAD_NORM, LOSS, VALIDATION_LOSS, W_Q_NORM
@@ -40,8 +40,7 @@ def draw_curves(folder: RunFolder) -> Path:
     _draw_norms(axes[2], run)
     axes[2].set_xlabel("optimiser step")
     for panel in axes:
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
+        draw_open_frame(panel)
     figure.suptitle(_title(run), fontsize=11)
     save(figure, folder.figure)
     return folder.figure

@@ -14,7 +14,7 @@ from flashpoint.lab.deviation.pairs import GOLDEN
 from flashpoint.lab.deviation.statistics import QUANTILES
 from flashpoint.lab.deviation.sweep import Measured
 from flashpoint.lab.evidence.arrow import write_data
-from flashpoint.lab.report.axes import save, set_log_scale
+from flashpoint.lab.report.axes import draw_open_frame, save, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -143,8 +143,7 @@ def _figure(found: Sequence[Measured], axis: _Axis, others: Sequence[_Axis], not
                 _draw_line(panel, line, axis, others, places, size)
             set_log_scale(panel)
             panel.set_title(f"{quantity}: {title} of |difference|", fontsize=10)
-            panel.grid(alpha=0.25)
-            panel.spines[["top", "right"]].set_visible(False)
+            draw_open_frame(panel)
             _set_places(panel, axis, places)
         row[0].set_ylabel(_UNITS[found[0].unit])
     for panel in panels[-1]:

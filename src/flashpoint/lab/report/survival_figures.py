@@ -11,7 +11,7 @@ import numpy as np
 
 from flashpoint.lab.analysis.lifetimes import Lifetimes
 from flashpoint.lab.analysis.response import Dose, is_quantity
-from flashpoint.lab.report.axes import literal, set_log_scale
+from flashpoint.lab.report.axes import draw_open_frame, literal, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def draw_survival(groups: Sequence[Lifetimes]) -> Figure:
     panel.set_ylim(-0.02, 1.02)
     panel.set_xlabel("optimiser step")
     panel.set_ylabel("share of runs still stable (Kaplan–Meier, 95 %)")
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    draw_open_frame(panel)
     figure.legend(frameon=False, title="exploded", loc="outside right center")
     return figure
 
@@ -79,8 +78,7 @@ def draw_responses(found: dict[str, list[Dose]], key: str) -> Figure:
         panel.set_xscale("log")
     panel.set_xlabel(key)
     panel.set_ylabel("median onset, step (95 %); △ stable to there")
-    panel.grid(alpha=0.25)
-    panel.spines[["top", "right"]].set_visible(False)
+    draw_open_frame(panel)
     figure.legend(loc="outside lower center", frameon=False)
     return figure
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from flashpoint.lab.analysis.weight_distances import Apart
 from flashpoint.lab.evidence.arrow import write_data
-from flashpoint.lab.report.axes import save, set_log_scale
+from flashpoint.lab.report.axes import draw_open_frame, save, set_log_scale
 from flashpoint.lab.report.colours import colour
 
 if TYPE_CHECKING:
@@ -78,8 +78,7 @@ def draw_weights(groups: Mapping[str, Sequence[Apart]], note: str, *, relative: 
         set_log_scale(panel)
         panel.set_xlabel("optimiser steps done")
         panel.set_ylabel(f"{title}{' / spread' if relative else ''}")
-        panel.grid(alpha=0.25)
-        panel.spines[["top", "right"]].set_visible(False)
+        draw_open_frame(panel)
     handles, labels = panels[0].get_legend_handles_labels()
     spread = "; spread: standard deviation of the twin's weights" if relative else ""
     title = f"What the two runs differ in: mean and range over n seeds{spread}\n{note}"
