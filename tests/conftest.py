@@ -44,6 +44,9 @@ TINY = (
 TRAINING = frozenset({"recorded", "train"})
 """Fixtures that run ``train.py``: tests that use one are marked ``lab``."""
 
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+"""Variables of a locale without other characters, which Python reads as it starts: not in a fork."""
+
 _SENTENCE = "the loss of a model falls until one head of the second layer explodes in low precision"
 _WORDS = _SENTENCE.split()
 SOME_TEXT = " ".join(_WORDS[(i * i + i // 7) % len(_WORDS)] for i in range(12_000))

@@ -164,13 +164,18 @@ def test_a_graph_of_the_users_own_keeps_its_variant_beside_those_that_models_sha
         train("flash_exact_rowsum")
 
 
-@pytest.mark.slow
+class Times(torch.nn.Module):
+    def __init__(self, factor: int) -> None:
+        super().__init__()
+        self.factor = factor
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.factor
+
+
 def test_models_that_differ_in_what_is_not_told_compile_anew_without_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     with torch._dynamo.config.patch(recompile_limit=2):  # monkeypatch would leave it deleted
-        for context in (8, 12, 16):
-            model = GPT(dataclasses.replace(CONFIG, n_layer=1, context=context), AttentionVariant(), 0)
-            tokens = torch.zeros(1, context, dtype=torch.int64)
-            forward = ops.compiled(model, AttentionVariant(), "the same")
-            given = tokens, tokens, torch.tensor([1, 2])
-            assert torch.equal(forward(*given), model(*given))
+        for factor in (2, 3, 4):
+            model = Times(factor)
+            assert torch.equal(ops.compiled(model, AttentionVariant(), "the same")(torch.ones(2)), model(torch.ones(2)))

@@ -20,7 +20,7 @@ from flashpoint.lab.training import plan
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.prepared_run import prepare_run
 from tests import warm
-from tests.conftest import Command, environment, train_command, wait_until
+from tests.conftest import ASCII, Command, environment, train_command, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -33,10 +33,10 @@ def free_port() -> int:
 
 
 def torchrun(folder: Path, text_file: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The launcher begins with its imports done, the two processes as a user's."""
+    """The launcher begins with its imports done, the two processes as a user's in an ASCII locale."""
     launcher = [sys.executable, distributed.__file__, "--nproc-per-node=2", f"--master-port={free_port()}"]
     command = [*launcher, *train_command(*arguments, tiny=True, text_file=text_file)[1:]]
-    return warm.run(command, cwd=folder, env={**environment(), "OMP_NUM_THREADS": "1"}, timeout=120)
+    return warm.run(command, cwd=folder, env={**environment(), **ASCII, "OMP_NUM_THREADS": "1"}, timeout=120)
 
 
 def two_begun(folder: Path, text_file: Path, *arguments: str) -> list[warm.Process]:
@@ -101,6 +101,7 @@ def test_no_collective_waits_for_the_data(text_file: Path, tmp_path: Path, monke
 
 
 def test_two_processes_repeat_themselves_and_resume(two: Path, text_file: Path) -> None:
+    """Also in another locale."""
     told = two_processes(two, text_file, "replay=two", "run_name=again")
     assert "equal to runs/two, bit for bit, over 12 steps" in told
     (two / "runs/again/outcome.json").unlink()  # as if killed after its last checkpoint

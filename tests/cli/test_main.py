@@ -57,7 +57,10 @@ def test_every_verb_has_its_help(verb: str) -> None:
 
 @pytest.mark.slow
 def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
-    result = flashpoint("train", "--help", cwd=tmp_path)
+    verb, stub = ["-m", "flashpoint", "train"], [str(REPOSITORY / "train.py")]
+    result, of_stub = (
+        warm.run([sys.executable, *command, "--help"], cwd=tmp_path, env=environment()) for command in (verb, stub)
+    )
     assert result.returncode == 0
     for line in (
         " flash_bf16, ",
@@ -66,8 +69,7 @@ def test_the_help_of_train_is_the_configurations(tmp_path: Path) -> None:
         "experiment:",
     ):
         assert line in result.stdout
-    stub = [sys.executable, str(REPOSITORY / "train.py"), "--help"]
-    assert warm.run(stub, cwd=tmp_path, env=environment()).stdout == result.stdout
+    assert of_stub.stdout == result.stdout
 
 
 @pytest.mark.parametrize(
@@ -132,13 +134,13 @@ def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_who_has_had_enough_is_no_error(tmp_path: Path) -> None:
-    for seed in range(200):  # rows of long names: more than a pipe takes before its reader has gone
-        write_run(tmp_path / f"runs/{'long' * 60}-{seed}", {"name": "flash_bf16"}, seed=seed)
-    command = f"{sys.executable} -m flashpoint runs runs --format csv | head -1"
+    rows = [{"step": step, "loss": 1 / 3} for step in range(4000)]  # more than a pipe takes before its reader has gone
+    write_run(tmp_path / "one", {"name": "flash_bf16"}, metrics=rows)
+    command = f"{sys.executable} -m flashpoint series one loss --format csv | head -1"
     result = subprocess.run(
         ["bash", "-c", command], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
     )
-    assert result.stdout == "run,seed,outcome,steps,onset,digest\n"
+    assert result.stdout == "step,loss\n"
     assert result.stderr == ""
     command = f"{sys.executable} -m flashpoint train --help | :"
     result = subprocess.run(

@@ -247,15 +247,21 @@ def test_with_a_login_it_arrives_at_once(run: RunFolder, monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_a_run_uploads_nothing_unasked_also_with_a_login(train: Command, tmp_path: Path) -> None:
+def test_a_whole_run_is_tracked_with_its_hardware_and_uploads_nothing_unasked(train: Command, tmp_path: Path) -> None:
+    """There is a login in its environment, and one in a file."""
     (tmp_path / ".netrc").write_text(f"machine api.wandb.ai login user password {KEY}")
     with WandbServer() as server:
         asked = {"WANDB_BASE_URL": server.url, "WANDB_API_KEY": KEY, "WANDB_MODE": "online", "HOME": str(tmp_path)}
         others = {"HTTPS_PROXY": server.url, "HTTP_PROXY": server.url}  # whoever else is called
-        result = train("tracking=offline", "run_name=kept", env={**environment(), **asked, **others})
+        tracked = ("tracking=offline", "tracking.tags=[mine]", "run_name=kept")
+        result = train(*tracked, env={**environment(), **asked, **others})
         assert result.returncode == 0, result.stderr
         assert server.connections == 0
-    assert offline_lines(RunFolder(tmp_path / "runs/kept"))
+    folder = RunFolder(tmp_path / "runs/kept")
+    lines = offline_lines(folder)
+    (started,) = [line["run"] for line in lines if line["type"] == "run"]
+    assert started["tags"] == ["mine", json.loads(folder.manifest.read_text())["hardware"]]
+    assert any("heat_map/w_q_spectral_norm.path" in line.get("history", {}).get("item", {}) for line in lines)
 
 
 @pytest.mark.slow
@@ -466,14 +472,3 @@ def test_a_run_without_wandb_has_its_page(tmp_path: Path, text_file: Path) -> No
     warm.run(command, cwd=tmp_path, env=environment(), timeout=120).check_returncode()
     assert (tmp_path / "runs/alone/report/report.html").is_file()
     assert not (tmp_path / "runs/alone/wandb").exists()
-
-
-@pytest.mark.slow
-def test_a_whole_run_is_tracked_with_its_hardware(train: Command, tmp_path: Path) -> None:
-    result = train("tracking=offline", "tracking.tags=[mine]", "run_name=tagged")
-    assert result.returncode == 0, result.stderr
-    folder = RunFolder(tmp_path / "runs/tagged")
-    lines = offline_lines(folder)
-    (started,) = [line["run"] for line in lines if line["type"] == "run"]
-    assert started["tags"] == ["mine", json.loads(folder.manifest.read_text())["hardware"]]
-    assert any("heat_map/w_q_spectral_norm.path" in line.get("history", {}).get("item", {}) for line in lines)
