@@ -177,7 +177,7 @@ def test_growth_of_w_q_is_warned_of_and_the_layer_is_kept(tmp_path: Path, capsys
     run = loop(model, tmp_path, steps=60, at=at, weights_interval=1, interval=1000)
     assert run.folder is not None
     assert not run.folder.captures.exists()  # 500 steps before there is a growth to speak of
-    run = loop(model, tmp_path / "longer", steps=530, at=at, weights_interval=50, interval=1000)
+    run = loop(model, tmp_path / "longer", steps=530, at=at, weights_interval=10, interval=1000)
     assert "W_Q of layer 2, head 2 has grown" in capsys.readouterr().err
     assert [call.layer for call in read_calls(tmp_path / "longer/own")] == [2]
 
