@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from flashpoint.runs.metric_table import counted
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import (
     AttentionCalled,
@@ -40,7 +41,7 @@ from flashpoint.watching.projections import ProjectedGradients, Projection
 from flashpoint.watching.watched_run import WatchedRun
 
 _MOST = 8
-"""Places in which NaN or infinity comes and goes that are told of a run: a batch may bring it again and again."""
+"""Places in which NaN or infinity comes and goes that are told of a run, and steps: a batch may bring it again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,8 @@ class FirstNonfinite:
         self._before: StepNumbers | None = None
         self._usual: set[tuple[int, str]] = set()  # forward tensors that are not finite where nothing fails
         self._usual_weights: frozenset[str] = frozenset()  # not finite from the start, as a mask is, while the loss is
-        self._told = 0
+        self._places = set[tuple[object, ...]]()  # that are told
+        self._again: list[int] = []  # steps in which it came in one of them again
         self._gradients_alone: list[int] = []  # steps
         self._lasting = False
 
@@ -240,8 +242,11 @@ class FirstNonfinite:
 
         birth = origin(before, now, self._usual)
         self._lasting = birth.lasting
-        if birth.lasting or self._told < _MOST:
-            self._told += 1
+        place = birth.where, birth.tensors, birth.call, birth.heads, birth.parameters, birth.lasting
+        if place in self._places:  # as of the same loss a step later
+            self._again.append(birth.step)
+        elif birth.lasting or len(self._places) < _MOST:
+            self._places.add(place)
             self._notices.tell(f"step {birth.step:,}: {birth.text}", logging.WARNING)
             self._run.note_birth(birth)
 
@@ -260,10 +265,13 @@ class FirstNonfinite:
 
     def _tell_count(self) -> None:
         if len(steps := self._gradients_alone) > 1:
-            some = ", ".join([f"{step:,}" for step in steps[:_MOST]] + ["…"] * (len(steps) > _MOST))
             self._notices.tell(
-                f"gradients of {len(steps):,} steps held NaN or infinity, and losses and weights did not: {some}"
+                f"gradients of {len(steps):,} steps held NaN or infinity, and losses and weights did not: "
+                f"{_first_of(steps)}"
             )
+        if steps := self._again:
+            again = f"in {counted('step', len(steps))}: {_first_of(steps)}"
+            self._notices.tell(f"NaN or infinity came again where it had been told of, {again}")
 
     def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
         """Return what is not finite in a step."""
@@ -283,6 +291,10 @@ class FirstNonfinite:
         from flashpoint.watching.nonfinite_origin import with_numbers  # few runs come so far
 
         return with_numbers(now, asked, numbers, self._usual_weights)
+
+
+def _first_of(steps: Sequence[int]) -> str:
+    return ", ".join([f"{step:,}" for step in steps[:_MOST]] + ["…"] * (len(steps) > _MOST))
 
 
 def _parts(whole: Sequence[Any], lengths: Iterable[int]) -> list[Any]:
