@@ -29,6 +29,8 @@ _MOST_MB = 1000
 """Of a text."""
 _FEW = 16
 """Sequences of a text on a CPU."""
+_MORE = "--sequences {}"
+"""The option by which more sequences are read."""
 
 
 @dataclass(frozen=True)
@@ -193,40 +195,44 @@ def inputs_of(
         )
     if sequences is None and device.type == "cuda":  # whose FP64 reads them fast
         sequences = SEQUENCES
-    samples: dict[int, DeltaSample] = {}
-    later: Iterator[list[AttentionCall]] = iter(())
-    more = "--sequences {}"
     if text is not None:
         from flashpoint.watching.model_calls import batches_of_model
 
         later = batches_of_model(what, _read(text), sequences or _FEW, tokens, device, functions)
-        calls, weights = next(later), what
-    elif not path.exists():
+        return Inputs(next(later), later, {}, anew, weights=what, more=_MORE)
+    if not path.exists():
         raise UserError(
             f"{what}: no capture and no run there; give its folder, e.g. runs/NAME, or --text FILE with a model of "
             "Transformers"
         )
-    elif RunFolder(path).tape.is_file():
-        from flashpoint.extras import from_lab
+    return _of_own_run(what, path, anew, device, step, sequences) if reads else _of_captures(path, anew, step)
 
-        batches_of_run = from_lab("trained_calls:batches_of_run", f"{what}, a run of flashpoint train")
-        later, own = batches_of_run(RunFolder(path), step, sequences, device)
-        calls = next(later)
-        if anew is None:
-            from flashpoint.diagnosis.other_attention import of_variant
 
-            anew = of_variant(own)
-        after = calls[0].step
-        weights = f"weights after {after:,} steps" if after else "initial weights"
-    else:
-        calls = read_calls(path, step)
-        weights = f"step {calls[0].step:,}"
-        more = "watched.capture(sequences={}) in the loop measures δ on as many"
-        if attention is None:
-            samples = read_samples(path, step, calls)
-        else:  # what was measured after the capture is of the attention that trained
-            more += ", of the attention that trains"
-    return Inputs(calls, later, samples, anew, weights, more)
+def _of_own_run(
+    what: str, path: Path, anew: OtherAttention | None, device: torch.device, step: int | None, sequences: int | None
+) -> Inputs:
+    """Return what a checkpoint of a run of ``flashpoint train`` makes of the sequences that came next."""
+    from flashpoint.extras import from_lab
+
+    batches_of_run = from_lab("trained_calls:batches_of_run", f"{what}, a run of flashpoint train")
+    later, own = batches_of_run(RunFolder(path), step, sequences, device)
+    calls = next(later)
+    if anew is None:
+        from flashpoint.diagnosis.other_attention import of_variant
+
+        anew = of_variant(own)
+    after = calls[0].step
+    return Inputs(calls, later, {}, anew, f"weights after {after:,} steps" if after else "initial weights", _MORE)
+
+
+def _of_captures(path: Path, anew: OtherAttention | None, step: int | None) -> Inputs:
+    calls = read_calls(path, step)
+    samples, more = {}, "watched.capture(sequences={}) in the loop measures δ on as many"
+    if anew is None:
+        samples = read_samples(path, step, calls)
+    else:  # what was measured after the capture is of the attention that trained
+        more += ", of the attention that trains"
+    return Inputs(calls, iter(()), samples, anew, f"step {calls[0].step:,}", more)
 
 
 def _refuse(what: str, path: Path, text: Path | None, step: int | None, functions: Sequence[str]) -> None:
