@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flashpoint.runs.metric_table import counted
+from flashpoint.errors import counted
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import (
     AttentionCalled,
