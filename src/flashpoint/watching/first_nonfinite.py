@@ -92,8 +92,9 @@ class FirstNonfinite:
         self._before: StepNumbers | None = None
         self._usual: set[tuple[int, str]] = set()  # forward tensors that are not finite where nothing fails
         self._usual_weights: frozenset[str] = frozenset()  # not finite from the start, as a mask is, while the loss is
-        self._places = set[tuple[object, ...]]()  # that are told
-        self._again: list[int] = []  # steps in which it came in one of them again
+        self._told = 0
+        self._place: tuple[int, object] | None = None  # the latest one, and its step
+        self._again: list[int] = []  # steps in which it came where it had come in the one before
         self._gradients_alone: list[int] = []  # steps
         self._lasting = False
 
@@ -243,10 +244,11 @@ class FirstNonfinite:
         birth = origin(before, now, self._usual)
         self._lasting = birth.lasting
         place = birth.where, birth.tensors, birth.call, birth.heads, birth.parameters, birth.lasting
-        if place in self._places:  # as of the same loss a step later
+        goes_on, self._place = self._place == (birth.step - 1, place), (birth.step, place)
+        if goes_on:
             self._again.append(birth.step)
-        elif birth.lasting or len(self._places) < _MOST:
-            self._places.add(place)
+        elif birth.lasting or self._told < _MOST:
+            self._told += 1
             self._notices.tell(f"step {birth.step:,}: {birth.text}", logging.WARNING)
             self._run.note_birth(birth)
 
@@ -271,7 +273,7 @@ class FirstNonfinite:
             )
         if steps := self._again:
             again = f"in {counted('step', len(steps))}: {_first_of(steps)}"
-            self._notices.tell(f"NaN or infinity came again where it had been told of, {again}")
+            self._notices.tell(f"NaN or infinity came where it had come in the step before, {again}")
 
     def _found(self, asked: Asked, numbers: Sequence[Tensor]) -> StepNumbers:
         """Return what is not finite in a step."""
