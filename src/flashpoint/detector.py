@@ -179,6 +179,7 @@ class NoiseScaledDetector(ExplosionDetector):
 
     @property
     def wander(self) -> float:
+        """Standard deviation of the moving average of a loss that holds, in the loss's unit; NaN before it is known."""
         return max(self._independent, self._earlier.deviation)
 
     @property

@@ -84,6 +84,11 @@ def by_cap(measures: Measures, of: table.Measure) -> Tensor:
     return torch.zeros(()) if at_most is None else 2 * at_most.nan_to_num(0.0)
 
 
+def mean_square(measures: Measures, of: table.Measure) -> Tensor:
+    """Return the mean square [H] of a measure over sequences."""
+    return measures[of.name].square().mean(0)
+
+
 def ratio_by_chance(measures: Measures, error: table.Measure, numbers: table.Measure) -> Tensor:
     """Return the ratio [H] that the square sums of two such errors of one size surely stay below: F's quantile,
     Bonferroni over heads.
@@ -101,23 +106,23 @@ def ratio_by_chance(measures: Measures, error: table.Measure, numbers: table.Mea
 def beyond_rounding(measures: Measures) -> Tensor:
     """Return the heads [H] whose O surely errs by more than twice what the rounding of P̄ and O makes."""
     by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
-    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
-    return measures[table.OUT_ERROR.name].square().mean(0) > by_chance.clamp_min(4) * expected
+    expected = mean_square(measures, table.OUT_ERROR_EXPECTED)
+    return mean_square(measures, table.OUT_ERROR) > by_chance.clamp_min(4) * expected
 
 
 def as_rounded(measures: Measures) -> Tensor:
     """Return the heads [H] whose O errs by no more than twice what rounding S, P̄ and Ō makes, or by chance. All
     features of a row with two keys have the error of one number."""
     by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS_OF_SCORES)
-    coarse = measures[table.OUT_ERROR_COARSE.name].square().mean(0)
-    return measures[table.OUT_ERROR.name].square().mean(0) < by_chance.clamp_min(4) * coarse
+    coarse = mean_square(measures, table.OUT_ERROR_COARSE)
+    return mean_square(measures, table.OUT_ERROR) < by_chance.clamp_min(4) * coarse
 
 
 def explained(measures: Measures) -> Tensor:
     """Return the heads [H] whose errors may follow from rounded scores, or from rows that are switched off."""
     by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
-    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
-    coarse = by_chance * measures[table.OUT_ERROR.name].square().mean(0) > 2 * expected
+    expected = mean_square(measures, table.OUT_ERROR_EXPECTED)
+    coarse = by_chance * mean_square(measures, table.OUT_ERROR) > 2 * expected
     return (coarse & as_rounded(measures)) | (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS)
 
 
@@ -127,7 +132,7 @@ def explained_gradient(measures: Measures, error: Tensor) -> Tensor:
     Rounded scores make gradients err about as O does. In 6,000 right calls of ``scripts/faults/fuzz_calls.py`` those
     that erred by more than :data:`_OF_ANY_SCORES` did so at most 2.8 times as much as O.
     """
-    of_out = measures[table.OUT_ERROR.name].square().mean(0).sqrt()
+    of_out = mean_square(measures, table.OUT_ERROR).sqrt()
     dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     return explained(measures) & (dead | (error <= (_OF_GRADIENTS * of_out).clamp_min(_OF_ANY_SCORES)))
 

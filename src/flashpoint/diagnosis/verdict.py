@@ -29,6 +29,7 @@ from flashpoint.diagnosis.finding import (
     fp32_error,
     maker,
     mean_and_margin,
+    mean_square,
     ratio_by_chance,
 )
 from flashpoint.diagnosis.large_faults import (
@@ -223,42 +224,60 @@ def _findings(
     )
     if named := next((one for one in large_faults if one), None):
         return [named]
-    length, expected = (
-        measures[one.name].square().mean(0) for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED)
-    )
-    by_rounding = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
-    coarser = measures[table.OUT_ERROR.name].square().mean(0) - by_rounding
-    # A rounded ℓ makes rows of O longer or shorter, as rounding P after its division by ℓ does, by which a row of P
-    # no longer sums to 1; what else is rounded turns them, too.
-    by_chance = ratio_by_chance(measures, table.LENGTH_ERROR, table.LENGTH_ROWS)
-    heads = (length - expected > _LENGTH_OFF**2) & (length > by_chance.clamp_min(4) * expected)
-    heads &= length - expected > 0.5 * coarser
+    declared = explained(measures) if declares else torch.zeros_like(factors.either)
     dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
     told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
-    heads &= told_apart & ~explained(measures) if declares else told_apart
+    of_length = _length_errs(measures) & told_apart & ~declared
     following = _following(call, measures, factors, identities)
-    biased = torch.zeros_like(heads)
+    biased = torch.zeros_like(of_length)
     if bias is not None and bias.judges:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
-        told_by_grad_q = ~factors.either & (measures[table.OUT_ERROR.name].square().mean(0).sqrt() < ROW_OFF)
+        told_by_grad_q = ~factors.either & (mean_square(measures, table.OUT_ERROR).sqrt() < ROW_OFF)
         told_by_grad_q &= ~underflows(measures)
         biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
     responds = _responds(measures, bias, biased, identities)
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
-    by_fp32 = (FP32_STEPS + fp32_error(measures)).square()
-    rough = ~heads & ~factors.of_scores & told_apart & beyond_rounding(measures)
-    rough &= coarser > 3 * by_rounding + by_fp32
+    rough = ~of_length & ~factors.of_scores & told_apart & _out_errs(measures)
     if not declares and rough.any():
         found.append(_coarse_rounding(call, measures, rough, finding))
-    if heads.any():
-        errs, normal = (float(x[heads].mean().sqrt()) for x in (length, expected))
-        told = "ℓ is rounded, or P after its division by ℓ"
-        text = f"the length of O's rows errs by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
-        found.append(finding("rounded_denominator", heads, text))
-    found += [None if heads.any() else _rounded_head(following, finding), _dead(measures, finding)]
+    of_rows = _rounded_denominator(measures, of_length, finding)
+    found += [of_rows or _rounded_head(following, finding), _dead(measures, finding)]
     return [one for one in found if one is not None]
+
+
+def _length_errs(measures: Measures) -> Tensor:
+    """Return the heads [H] in which rows of O are longer or shorter than roundings make them, and hardly turned.
+
+    A rounded ℓ does that, as rounding P after its division by ℓ does, by which a row of P no longer sums to 1. What
+    else is rounded turns rows, too.
+    """
+    length, expected = mean_square(measures, table.LENGTH_ERROR), mean_square(measures, table.LENGTH_ERROR_EXPECTED)
+    coarser = mean_square(measures, table.OUT_ERROR) - mean_square(measures, table.OUT_ERROR_EXPECTED)
+    by_chance = ratio_by_chance(measures, table.LENGTH_ERROR, table.LENGTH_ROWS)
+    heads = (length - expected > _LENGTH_OFF**2) & (length > by_chance.clamp_min(4) * expected)
+    return heads & (length - expected > 0.5 * coarser)
+
+
+def _out_errs(measures: Measures) -> Tensor:
+    """Return the heads [H] whose O errs by more than the rounding of P̄, of O and of FP32's scores makes."""
+    by_rounding = mean_square(measures, table.OUT_ERROR_EXPECTED)
+    by_fp32 = (FP32_STEPS + fp32_error(measures)).square()
+    coarser = mean_square(measures, table.OUT_ERROR) - by_rounding
+    return beyond_rounding(measures) & (coarser > 3 * by_rounding + by_fp32)
+
+
+def _rounded_denominator(measures: Measures, heads: Tensor, finding: Make) -> Finding | None:
+    if not heads.any():
+        return None
+    errs, normal = (
+        float(mean_square(measures, one)[heads].mean().sqrt())
+        for one in (table.LENGTH_ERROR, table.LENGTH_ERROR_EXPECTED)
+    )
+    told = "ℓ is rounded, or P after its division by ℓ"
+    text = f"the length of O's rows errs by {errs:.1e}, where the rounding of P̄ and O makes {normal:.1e}: {told}"
+    return finding("rounded_denominator", heads, text)
 
 
 @dataclass(frozen=True)
@@ -283,12 +302,12 @@ def _following(
     if table.FOLLOWS_OUT.name not in measures:
         return None
     mean, margin = mean_and_margin(measures[table.FOLLOWS_OUT.name], identities)
-    rounding = measures[table.DELTA_ROUNDING.name].square().mean(0).sqrt()
+    rounding = mean_square(measures, table.DELTA_ROUNDING).sqrt()
     told = (rounding > fp32_error(measures)) & ~factors.either
-    expected = measures[table.OUT_ERROR_EXPECTED.name].square().mean(0)
+    expected = mean_square(measures, table.OUT_ERROR_EXPECTED)
     if call.q.dtype in (torch.float32, torch.float64):  # whose O may be held in BF16 all the same
         expected = expected.clamp_min(BF16**2)
-    only_rounded = measures[table.OUT_ERROR.name].square().mean(0) < _ROUNDED * expected
+    only_rounded = mean_square(measures, table.OUT_ERROR) < _ROUNDED * expected
     surely, surely_not = mean - margin > _FOLLOWS, mean + margin < _FOLLOWS
     return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 

@@ -39,7 +39,7 @@ goes with the row's address modulo 16 bytes."""
 
 
 class LayerNorm(nn.Module):
-    """LayerNorm with a gain and no bias."""
+    """LayerNorm of features [..., C] with a gain and no bias."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
@@ -136,7 +136,10 @@ class ShiftingProjection(Linear):
 
 
 class CausalSelfAttention(nn.Module):
-    """Attention of all heads between its two projections, from [B, T, C] to [B, T, C]; ``layer`` counts from 1."""
+    """Attention of all heads between its two projections, from [B, T, C] to [B, T, C]; ``layer`` counts from 1.
+
+    ``seed_and_step``, int64 [2], is where stochastic rounding takes its random bits from.
+    """
 
     def __init__(self, config: ModelConfig, variant: AttentionVariant, layer: int) -> None:
         super().__init__()

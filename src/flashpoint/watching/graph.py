@@ -48,6 +48,7 @@ def edges_of(inputs: Mapping[str, Tensor], out: Tensor, since: int, in_order: bo
 
 
 def origin_of(tensor: Tensor) -> Edge:
+    """Return the node that made a tensor, or that adds up its gradient, and which of the node's outputs it is."""
     edge = get_gradient_edge(tensor)
     return edge.node, edge.output_nr
 

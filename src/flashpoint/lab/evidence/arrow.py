@@ -175,6 +175,7 @@ def chain_table(run: str, chain: Chain) -> Any:
 
 
 def chain_schema() -> Any:
+    """Return the schema of a table of digest chains, a ``pyarrow.Schema``."""
     import pyarrow as pa
 
     numbers = {"step": pa.int64(), "loss": pa.float32(), "grad_norm": pa.float32(), "state": pa.uint64()}

@@ -183,6 +183,7 @@ class RunSize:
 
 
 def total(sizes: Sizes) -> int:
+    """Return the bytes of all parts together."""
     return sum(sizes.values())
 
 
