@@ -85,14 +85,10 @@ def with_other_content(index: Path) -> None:
             packed.writestr("one/c.py", "added = True\n")
 
 
-@pytest.mark.slow
-def test_the_text_is_that_of_the_wheels(index: Path, tmp_path: Path) -> None:
-    shards = source_shards(DataConfig(root=str(tmp_path / "data")))
-    assert sorted(text for shard in shards for text in shard.documents()) == sorted(TEXTS.values())
-
-
-def test_what_was_fetched_once_needs_no_index(index: Path, tmp_path: Path) -> None:
+def test_the_text_is_that_of_the_wheels_and_once_fetched_needs_no_index(index: Path, tmp_path: Path) -> None:
     config = DataConfig(root=str(tmp_path / "data"), vocab_size=300, val_fraction=0.1)
+    texts = [text for shard in source_shards(config) for text in shard.documents()]
+    assert sorted(texts) == sorted(TEXTS.values())
     assert with_available_source(config) == config
     tokens = prepare(config)
     without(index)
@@ -102,9 +98,7 @@ def test_what_was_fetched_once_needs_no_index(index: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("spoil", "source"), [(without, "packages"), (with_other_content, "packages"), (without, "prose")]
-)
+@pytest.mark.parametrize(("spoil", "source"), [(without, "prose"), (with_other_content, "packages")])
 def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
     spoil: Callable[[Path], None], source: str, index: Path, tmp_path: Path
 ) -> None:
@@ -115,21 +109,18 @@ def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
 
 
 @pytest.mark.slow
-def test_prose_is_plain_text_of_which_no_paragraph_is_short_or_comes_twice(index: Path, tmp_path: Path) -> None:
-    shards = source_shards(DataConfig(source="prose", root=str(tmp_path / "data")))
+def test_prose_is_plain_text_prepared_the_same_wherever_it_is(index: Path, tmp_path: Path) -> None:
+    """No paragraph is short or comes twice."""
+    configs = [
+        DataConfig(source="prose", root=str(tmp_path / name), vocab_size=300, val_fraction=0.1, workers=workers)
+        for name, workers in (("here", 1), ("there", 2))
+    ]
+    shards = source_shards(configs[0])
     texts = [text.rstrip("\n").split("\n\n") for shard in shards for text in shard.documents()]
     assert sorted(texts) == [
         [f"C'était là {LONG}"],
         [f"Of EC2: {LONG}.", f"{LONG}."],
         [f"times: Ages. {LONG}! So."],
-    ]
-
-
-@pytest.mark.slow
-def test_prose_is_prepared_the_same_wherever_it_is(index: Path, tmp_path: Path) -> None:
-    configs = [
-        DataConfig(source="prose", root=str(tmp_path / name), vocab_size=300, val_fraction=0.1, workers=workers)
-        for name, workers in (("here", 1), ("there", 2))
     ]
     assert prepare(configs[0]).fingerprint == prepare(configs[1]).fingerprint
     assert [with_available_source(config) for config in configs] == configs
