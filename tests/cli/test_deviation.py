@@ -321,8 +321,8 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["flsh"], "flsh: no such engine; give flash, baseline, sdpa:math, "),
-        (["sdpa:mth"], "sdpa:mth: no such engine; give flash, baseline, sdpa:math, "),
+        (["flsh"], "flsh: no such engine; did you mean flash?"),
+        (["nothing"], "nothing: no such engine; give FILE.py:FUNCTION, or one of flash, baseline, sdpa:math, "),
         (["nowhere.py:attention"], "nowhere.py:attention: nowhere.py is no file"),
         (["--precision", "fp12"], "fp12: no such format; give one of fp64, "),
         (["--accumulate", "fp12"], "--accumulate fp12: no such format; give one of fp64, "),

@@ -545,7 +545,7 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
         (["{folder}/odd.safetensors"], "q needs [N, H, T_q, d]"),
         (["{folder}/good", "--layer", "7"], "--layer 7"),
         (["{folder}/good", "--attention", "flash"], "an emulation"),
-        (["{folder}/good", "--attention", "nothing"], "no such engine"),
+        (["{folder}/good", "--attention", "nothing"], "no such attention; give FILE.py:FUNCTION, or one of "),
         (["{folder}/good", "--attention", "flex_fixed", "--device", "cpu"], "flex_fixed: trains on a GPU alone"),
     ],
 )

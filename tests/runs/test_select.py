@@ -70,7 +70,7 @@ def test_a_folder_goes_before_the_evidence(here: Path) -> None:
         ("", "'': no name; give a run's folder, e.g. runs/NAME, or EXPERIMENT:PATTERN"),
         ("{one,}", "'': no name"),
         ("elsewhere/no.txt", "elsewhere/no.txt: no run there"),
-        ("ignit:*", "ignit:*: no experiment ignit in runs/reference; did you mean ignite? it has ignite, laptop"),
+        ("ignit:*", "ignit:*: no experiment ignit in runs/reference; did you mean ignite?"),
         ("laptop:fp*", "laptop:fp*: no run of laptop is named fp*; it has bf16-0"),
         ("{laptop,ignite}:bf16-10", "laptop:bf16-10: no run of laptop is named bf16-10; it has bf16-0"),
     ],

@@ -16,7 +16,7 @@ from torch import Tensor
 from flashpoint import user_code
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserError, notify, one_line
+from flashpoint.errors import UserError, nearest, notify, one_line
 from flashpoint.files import CONFIGS
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.named import variant_named, variant_names
@@ -141,8 +141,9 @@ def function_named(word: str) -> Function:
         return users_function(word)
     if word in ("flash", "baseline"):
         raise UserError(f"--attention {word}: an emulation; give a variant, {', '.join(ALL)}, or FILE.py:FUNCTION")
-    names = ", ".join(name for name in variant_names(CONFIGS / "attn") if name not in PRODUCTION)
-    raise UserError(f"{word}: no such engine; give {', '.join(ALL)}, FILE.py:FUNCTION, or of {names}")
+    names = [*ALL, *(name for name in variant_names(CONFIGS / "attn") if name not in PRODUCTION)]
+    given = nearest(word, names).rstrip() or f"give FILE.py:FUNCTION, or one of {', '.join(names)}"
+    raise UserError(f"{word}: no such attention; {given}")
 
 
 def _kernel(word: str) -> str | None:

@@ -109,9 +109,9 @@ def _kept(word: str, evidence: KeptRuns) -> list[Run]:
     experiment, _, pattern = word.partition(":")
     experiments = matching(evidence.experiments, experiment)
     if not experiments:
-        there = ", ".join(evidence.experiments) or "none"
-        meant = nearest(experiment, evidence.experiments)
-        raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; {meant}it has {there}")
+        known = evidence.experiments
+        there = nearest(experiment, known).rstrip() or f"it has {_listed(known) or 'none'}"
+        raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; {there}")
     runs = [run for name in experiments for run in evidence.experiments[name].values()]
     found = set(matching((run.name for run in runs), pattern))
     if not found:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from flashpoint.diagnosis.other_attention import BACKENDS, function_of_layer, of_production, users_function
 from flashpoint.diagnosis.probe import Function
-from flashpoint.errors import UserCodeError, UserError
+from flashpoint.errors import UserCodeError, UserError, nearest
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import is_of_full_memory
 from flashpoint.lab.deviation.arithmetic import Arithmetic
@@ -150,9 +150,9 @@ def _named(word: str) -> Engine:
     variants = CONFIGS / "attn"
     if (variants / f"{word}.yaml").is_file():
         return engine_of(variant_named(word, variants), word)
-    backends = ", ".join(f"sdpa:{name}" for name in (*BACKENDS, "all"))
-    names = ", ".join(variant_names(variants))
-    raise UserError(f"{word}: no such engine; give flash, baseline, {backends}, FILE.py:FUNCTION, or of {names}")
+    names = ["flash", "baseline", *(f"sdpa:{name}" for name in (*BACKENDS, "all")), *variant_names(variants)]
+    given = nearest(word, names).rstrip() or f"give FILE.py:FUNCTION, or one of {', '.join(names)}"
+    raise UserError(f"{word}: no such engine; {given}")
 
 
 def _of_variant(variant: AttentionVariant) -> Call:
