@@ -86,7 +86,7 @@ def main() -> None:
     )
 
 
-def phase_table(seconds: dict[str, Times], steps: int, logits_interval: int | None = None) -> Table:
+def phase_table(seconds: dict[str, Times], steps: int, logits_interval: int | None) -> Table:
     """Return what the difference of blocks of so many steps consists of.
 
     Args:

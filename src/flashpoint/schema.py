@@ -83,7 +83,6 @@ def kind_of(
     cls: type,
     required: Collection[str] = (),
     instead: Mapping[str, Any] | None = None,
-    more: Mapping[str, Any] | None = None,
     validators: Mapping[str, Any] | None = None,
     *,
     closed: bool = False,
@@ -93,14 +92,12 @@ def kind_of(
     Args:
         required: fields that JSON of every version has; the others may be left out.
         instead: types of fields that JSON holds otherwise.
-        more: types of fields that JSON of older versions has besides.
         validators: of pydantic, for relations between fields.
         closed: refuse other keys.
     """
     hints = typing.get_type_hints(cls, include_extras=True) | dict(instead or {})
     fields = {one.name: (_stored(hints[one.name]), ... if one.name in required else None)
               for one in dataclasses.fields(cls) if one.init}  # fmt: skip
-    fields |= {name: (_stored(annotation), None) for name, annotation in (more or {}).items()}
     base = ClosedKind if closed else Kind
     return create_model(cls.__name__, __base__=base, __validators__=cast(Any, validators), **cast(Any, fields))
 

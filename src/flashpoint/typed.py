@@ -147,7 +147,7 @@ def keys_of(cls: type, prefix: str = "") -> Iterator[Key]:
             yield Key(f"{prefix}{field.name}", type_name(plain[field.name]), default, text, marks)
 
 
-def in_one_line(error: ValidationError, cls: type, where: str = "") -> str:
+def in_one_line(error: ValidationError, cls: type, where: str) -> str:
     """Return the first thing that pydantic found wrong with a ``cls``: key, value, and what to give."""
     first = error.errors()[0]
     if first["type"] == "value_error":  # of a relation between fields, which names them

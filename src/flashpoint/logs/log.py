@@ -114,7 +114,7 @@ def _checkpoint(path: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def read_log(where: str, files: list[Path], loss: str | None = None) -> Log:
+def read_log(where: str, files: list[Path], loss: str | None) -> Log:
     """Read a log.
 
     Args:

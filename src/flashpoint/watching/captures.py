@@ -87,7 +87,7 @@ def _tell_others(path: Path, step: int | None) -> None:
         notify(f"{path}: {which}; --step takes each of steps {told}")
 
 
-def read_delta(path: Path, step: int | None = None) -> dict[int, DeltaSample]:
+def read_delta(path: Path, step: int | None) -> dict[int, DeltaSample]:
     """Read the errors of δ, by layer, of a capture whose tensors have been deleted; empty where they are there.
 
     Args:

@@ -18,7 +18,7 @@ MODEL_BATCH = 16
 
 
 def batches_of_model(
-    name: str, text: str, sequences: int, tokens: int, device: torch.device, functions: Sequence[str] = ()
+    name: str, text: str, sequences: int, tokens: int, device: torch.device, functions: Sequence[str]
 ) -> Iterator[list[AttentionCall]]:
     """Run a causal language model of Transformers forward and backward on a text, under BF16 autocast.
 

@@ -44,7 +44,7 @@ def twins(runs: Sequence[Run]) -> list[tuple[Run, Run]]:
     return pairs
 
 
-def departure(metric: str, pairs: Sequence[tuple[Run, Run]], hottest_head: bool = False) -> Departure:
+def departure(metric: str, pairs: Sequence[tuple[Run, Run]], hottest_head: bool) -> Departure:
     """Return when the metric leaves, for good, the range that it has in the twin after the warm-up.
 
     No threshold is chosen: the departure is the first observation from which on all, to the onset and after it, are

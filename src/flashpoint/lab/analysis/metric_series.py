@@ -15,7 +15,7 @@ Head = tuple[int, int]
 """Layer and head, from 1."""
 
 
-def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
+def metric_series(run: Run, name: str, head: Head | None) -> Series:
     """Return the steps [n] and values [n] of a metric of the run, or of one of heads with the head.
 
     Args:
@@ -38,7 +38,7 @@ def metric_series(run: Run, name: str, head: Head | None = None) -> Series:
     return steps, values[head[0] - 1, head[1] - 1]
 
 
-def together(series: Sequence[Series], every: int = 1) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+def together(series: Sequence[Series], every: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
     """Return the steps [n] and values [metrics, n] at the last step of each ``every`` that all have.
 
     Of a run that has every step these are the ``every``-th ones, and the last; one that is thinned may lack them.

@@ -18,9 +18,7 @@ from flashpoint.runs.run import Run
 from flashpoint.runs.select import open_run
 
 
-def over_steps(
-    run: Run, names: Sequence[str], head: Head | None, every: int, since: int = 0, until: int | None = None
-) -> Table:
+def over_steps(run: Run, names: Sequence[str], head: Head | None, every: int, since: int, until: int | None) -> Table:
     """Return a row for the last of each ``every`` steps that has all metrics, of the steps ``since`` to before
     ``until``.
 

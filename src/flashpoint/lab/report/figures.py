@@ -227,7 +227,7 @@ def _side_by_side(
     axis: str,
     draw: Callable[[Plot, Run, Series], None],
     *,
-    scale: Scale | None = None,
+    scale: Scale | None,
     below: float = 0.0,
 ) -> PanelGrid | None:
     measured = [(run, series) for run in runs if (series := run.by_head(metric.name))]

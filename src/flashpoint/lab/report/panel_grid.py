@@ -255,7 +255,7 @@ def panel_grid(
     count: int,
     *,
     height: float,
-    title_lines: int = 1,
+    title_lines: int,
     between: float = _BETWEEN,
     right: float = _RIGHT,
     below: float = 0.0,
