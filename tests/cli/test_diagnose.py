@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
@@ -389,6 +390,59 @@ def test_without_grad_q_no_bias_of_delta_is_a_finding(tmp_path: Path) -> None:
     assert diagnose(str(tmp_path))["heading"].startswith("Nothing found, and δ of layer 3 was not judged.")
 
 
+def of_another_program(path: Path, *, causal: bool, by_token: bool = False, rolls: bool = False) -> str:
+    """Write tensors as JAX's users may: by their own formula, and without a word of the form."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, grad_out = (torch.randn(4, 2, 40, 16, generator=generator).bfloat16() for _ in range(4))
+    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    scores = exact[0] @ exact[1].mT / 4
+    if causal:
+        scores = scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf)
+    out = scores.softmax(-1) @ exact[2]
+    grads = torch.autograd.grad(out, exact, grad_out.double())
+    if rolls:
+        out = torch.stack([out[:, 0].roll(1, 1), out[:, 1]], 1)
+    tensors = {"q": q, "k": k, "v": v, "grad_out": grad_out, "out": out.detach()}
+    tensors |= dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
+    turned = {name: (x.transpose(1, 2) if by_token else x).bfloat16() for name, x in tensors.items()}
+    save_file({name: x.clone(memory_format=torch.contiguous_format) for name, x in turned.items()}, path)
+    return str(path)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_tensors_of_another_program_are_causal_or_not_as_their_o_is(tmp_path: Path, causal: bool) -> None:
+    told = diagnose(of_another_program(tmp_path / "own.safetensors", causal=causal))
+    assert told["heading"].startswith("Nothing found")
+    assert ("without a causal mask" in told["heading"]) == (not causal)
+    told = diagnose(of_another_program(tmp_path / "own.safetensors", causal=causal, rolls=True))
+    (first, _) = told["tables"]
+    assert [(row["heads"], row["finding"]) for row in first["rows"]] == [("1", "out_rows")]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_tensors_by_token_of_another_program_are_refused_with_what_turns_them(tmp_path: Path, causal: bool) -> None:
+    file = of_another_program(tmp_path / "own.safetensors", causal=causal, by_token=True)
+    result = CliRunner().invoke(main, ["diagnose", file])
+    assert result.exit_code == 2
+    assert "x.transpose(1, 2)" in result.output
+
+
+def test_tensors_with_names_that_nobody_reads_are_told(tmp_path: Path) -> None:
+    file = of_another_program(tmp_path / "own.safetensors", causal=True)
+    held = load_file(file)
+    held["dq"] = held.pop("grad_q")
+    save_file(held, file)
+    told = CliRunner().invoke(main, ["diagnose", file])
+    assert told.exit_code == 0
+    assert "dq not read" in told.stderr
+    held["query"] = held.pop("q")
+    save_file(held, file)
+    told = CliRunner().invoke(main, ["diagnose", file])
+    assert told.exit_code == 2
+    assert "no tensor q" in told.stderr
+    assert "query" in told.stderr
+
+
 def only(call: AttentionCall, sequences: int) -> AttentionCall:
     """The first sequences of a call."""
     return dataclasses.replace(
@@ -550,8 +604,6 @@ def test_a_capture_with_nan_or_infinity_is_diagnosed(tmp_path: Path, name: str, 
     ],
 )
 def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) -> None:
-    from safetensors.torch import save_file
-
     (tmp_path / "broken.safetensors").write_bytes(b"no such thing")
     save_file({"q": torch.zeros(1, 2, 3, 4)}, tmp_path / "few.safetensors")
     shapes = {"q": (1, 2, 3, 4), "k": (1, 2, 5, 4), "v": (1, 2, 3, 4), "grad_out": (1, 2, 3, 4)}

@@ -17,6 +17,7 @@ from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.errors import UserError
 from flashpoint.files import content
 from flashpoint.runs.folder import RunFolder
+from flashpoint.runs.migrations import UNSEEN
 from flashpoint.watching.captures import is_capture, read_calls, read_delta, read_samples
 
 if TYPE_CHECKING:
@@ -227,6 +228,10 @@ def _of_own_run(
 
 def _of_captures(path: Path, anew: OtherAttention | None, step: int | None) -> Inputs:
     calls = read_calls(path, step)
+    if any(call.attention == UNSEEN for call in calls):  # of another program
+        from flashpoint.watching.agreement import as_out_shows
+
+        calls = [as_out_shows(call, str(path)) if call.attention == UNSEEN else call for call in calls]
     samples, more = {}, "watched.capture(sequences={}) in the loop measures δ on as many"
     if anew is None:
         samples = read_samples(path, step, calls)

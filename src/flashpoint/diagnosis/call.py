@@ -23,7 +23,7 @@ from pydantic import Field
 from torch import Tensor
 
 from flashpoint.diagnosis.form import TENSORS, Form, joined_forms
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
 from flashpoint.files import atomic_write, open_tensors
 from flashpoint.runs import migrations
 from flashpoint.schema import Kind, Step, understood
@@ -142,7 +142,11 @@ class AttentionCall:
                 "of a checkpoint of weights docs/watching.md, A checkpoint alone, makes them"
             ) from error
         if missing := [name for name in _NEEDED if name not in tensors]:
-            raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}")
+            has = ", ".join(tensors) or "none"
+            raise UserError(f"{path}: no tensor {', '.join(missing)}; it needs {', '.join(_NEEDED)}, and has {has}")
+        known = (*_NEEDED, *_OPTIONAL, _OF_ROWS, *TENSORS)
+        if unknown := [name for name in tensors if name not in known]:
+            notify(f"{path}: {', '.join(unknown)} not read; names of tensors are {', '.join(known)}")
         held: dict[str, Any] = {name: tensors.get(name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
         told = dict(record)
         form: dict[str, Any] = {name: told.pop(name) for name in _OF_FORM}

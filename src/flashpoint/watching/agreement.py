@@ -5,14 +5,17 @@ Shapes: N sequences, H heads, H_kv heads of keys and values, T_q queries, T_k ke
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis.call import AttentionCall, fit_together
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.sink import sink_of
+from flashpoint.errors import UserError, notify
 
 _ROWS = 64
 """Of a sequence that are looked at."""
@@ -40,6 +43,33 @@ def agreeing(forms: Sequence[Form], tensors: Sequence[Tensor], *, closely: bool)
         if excess <= 0 and error < least:
             least, found = error, form
     return found
+
+
+def as_out_shows(call: AttentionCall, what: str) -> AttentionCall:
+    """Return a call of which nobody said whether it is causal, as its O shows; causal where that shows neither.
+
+    Args:
+        what: holds it, in words.
+
+    Raises:
+        UserError: O shows tensors [N, T, H, d].
+    """
+    if call.out is None:
+        return call
+    tensors = {"q": call.q, "k": call.k, "v": call.v, "out": call.out}
+    full = dataclasses.replace(call.form, is_causal=False)
+    found = agreeing([call.form, full], [*tensors.values()], closely=True)
+    turned = {name: x.transpose(1, 2) for name, x in tensors.items()}
+    can_be = found is None and call.form.is_plain and fit_together({name: x.shape for name, x in turned.items()})
+    if can_be and agreeing([call.form, full], [*turned.values()], closely=True) is not None:
+        raise UserError(
+            f"{what}: O is softmax(QKᵀ·scale)V of tensors [N, T, H, d]; write all as [N, H, T, d], by "
+            "x.transpose(1, 2).contiguous()"
+        )
+    if (found or agreeing([call.form, full], [*tensors.values()], closely=False)) is not full:
+        return call
+    notify(f"{what}: O is that of attention without a causal mask, and is judged as such")
+    return dataclasses.replace(call, form=full)
 
 
 @torch.no_grad()
