@@ -178,7 +178,7 @@ def measured(
         error = -row_sums[n]
         found = relative(ROW_SUMS, error, true.bound)
         if other is None and variant.shift_keys == "none" and variant.shift_values == "none":
-            found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true, call.form.scale)["along_mean_key"]
+            found["along_mean_key"] = of_grad_q(call.grad_q[n].double(), true)["along_mean_key"]
         if n < follow:
             none = torch.zeros_like(error)
             of_outs = {"follows_out": out} if other else {"follows_out": out, "follows_narrow_out": call.out}

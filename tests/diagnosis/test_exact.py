@@ -47,7 +47,7 @@ def test_an_error_of_delta_is_read_from_dq_in_every_form(name: str) -> None:
     for n in range(N):
         true = exact(call, n)
         tells = true.attended_keys.norm(dim=-1) > 1e-3
-        found = delta_error_of(grad_q[n], true, call.form.scale)
+        found = delta_error_of(grad_q[n], true)
         torch.testing.assert_close(found[tells], error[n][tells], rtol=1e-7, atol=1e-9)
 
 

@@ -104,7 +104,7 @@ def _of_heads(call: AttentionCall, results: Results, probed: Probed | None, n: i
         error = (call.grad_out[n].double() * (results.out[n].double() - true.out)).sum(-1)
         found |= relative(DELTA, error, true.bound)
     if results.grad_q is not None:
-        found |= relative(GRAD_DELTA, delta_error_of(results.grad_q[n].double(), true, call.form.scale), true.bound)
+        found |= relative(GRAD_DELTA, delta_error_of(results.grad_q[n].double(), true), true.bound)
     return found
 
 

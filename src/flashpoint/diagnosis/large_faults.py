@@ -209,7 +209,7 @@ def _of_logsumexp(call: AttentionCall, results: Results, _probed: Probed | None,
     assert call.grad_logsumexp is not None
     true = exact(call, n)
     size = true.attended_keys.norm(dim=-1)  # of what an error of 1 makes in a row of dQ
-    error = delta_error_of(results.grad_q[n].double(), true, call.form.scale) * size
+    error = delta_error_of(results.grad_q[n].double(), true) * size
     lost = call.grad_logsumexp[n].double() * size
     slope = (error * lost).sum(-1) / lost.square().sum(-1)
     left = (error - lost).square().sum(-1) / error.square().sum(-1)

@@ -177,15 +177,15 @@ def of_scores(true: Exact) -> Measures:
     }
 
 
-def of_inputs(true: Exact, q: Tensor, scale: float) -> Measures:
+def of_inputs(true: Exact) -> Measures:
     """Return what the inputs of a sequence alone say, [H] each: those of :func:`of_scores`, and what all keys share.
 
     The terms of ``score_spacing`` are of a query and a key that it sees. Kernels hold S·log₂e.
     """
-    terms = (q.abs() @ true.k.abs().mT).masked_fill_(~true.seen, 0.0)
+    terms = (true.q.abs() @ true.k.abs().mT).masked_fill_(~true.seen, 0.0)
     if true.bias is not None:  # at pairs that have a weight, which FP32 adds to the score
-        terms += true.bias.abs().masked_fill(true.probs < 2**-24, 0.0) / scale
-    largest = scale * terms.amax((-2, -1)) / math.log(2)
+        terms += true.bias.abs().masked_fill(true.probs < 2**-24, 0.0) / true.scale
+    largest = true.scale * terms.amax((-2, -1)) / math.log(2)
     above = torch.nextafter(largest.float(), torch.tensor(math.inf, device=largest.device))
     shared = true.k.mean(-2).square().sum(-1) / true.k.square().sum(-1).mean(-1).clamp_min(1e-300)
     return {

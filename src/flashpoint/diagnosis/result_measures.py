@@ -50,6 +50,7 @@ def of_results(
     declared: AttentionVariant | None,
 ) -> Measures:
     """Return how the results of a sequence differ from FP64's, [H] each: what the table has from ``nonfinite`` on.
+    ``rounded`` is of their O, and None without one.
 
     A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where an O is off by more than
     :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
@@ -59,12 +60,12 @@ def of_results(
     measured: Measures = {}
     heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
     nonfinite = torch.zeros(heads, longest, dtype=torch.bool, device=true.out.device)  # of queries or of keys
-    delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true, call.form.scale)
-    if results.out is not None and rounded is not None:
-        here = ~results.out[n].double().isfinite().all(-1)
+    delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true)
+    if rounded is not None:
+        here = ~rounded.out.isfinite().all(-1)
         nonfinite[:, : here.shape[1]] |= here
         measured[table.NONFINITE_OUT.name] = here.double().sum(-1)
-        measured |= _of_returned_out(call, results.out, true, n, rounded, declared)
+        measured |= _of_returned_out(call, rounded, true, n, declared)
     for name, rows in (("grad_q", table.GRAD_Q), ("grad_k", table.GRAD_K), ("grad_v", table.GRAD_V)):
         if (returned := getattr(results, name)) is None:
             continue
@@ -74,9 +75,9 @@ def of_results(
         wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
         errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
         if name == "grad_q":
-            measured |= of_grad_q(found, true, call.form.scale)
+            measured |= of_grad_q(found, true)
             measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
-            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true, call.form.scale)
+            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
             unexplained = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
@@ -89,7 +90,7 @@ def of_results(
     if call.q.dtype == call.grad_out.dtype == torch.float16:
         measured |= of_fp16(call, true, n)
     if delta_error is not None:
-        noise = noise_of_grad_q(true, call.form.scale)
+        noise = noise_of_grad_q(true)
         measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
         if rounded is not None:
             measured |= delta_follows(rounded, delta_error, noise, true)
@@ -97,21 +98,21 @@ def of_results(
 
 
 def _of_returned_out(
-    call: AttentionCall, out: Tensor, true: Exact, n: int, rounded: RoundedOut, declared: AttentionVariant | None
+    call: AttentionCall, rounded: RoundedOut, true: Exact, n: int, declared: AttentionVariant | None
 ) -> Measures:
     """Return the measures of a sequence's O, and of what else its roundings would be."""
     from flashpoint.diagnosis.factors import factors_of_scores, fitted_factor
 
-    found = finite_part(out[n])
-    expected, coarse = (x.to(out.dtype).double() for x in (rounded.of_probs, rounded.coarser(declared)))
-    measured = of_out(found, true, call.grad_out[n].double(), out.dtype, None if declared else coarse)
+    found, dtype = finite_part(rounded.out), rounded.dtype
+    expected, coarse = (x.to(dtype).double() for x in (rounded.of_probs, rounded.coarser(declared)))
+    measured = of_out(found, true, true.grad_out, dtype, None if declared else coarse)
     error = found - true.out
     across = error - (_along(error, true)[..., None] * true.out)
     measured[table.OUT_TURNED.name] = across.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
-    numbers = measured[table.OUT_NUMBERS.name] = _degrees(error.flatten(-2))
+    numbers = measured[table.OUT_NUMBERS.name] = _degrees_of_freedom(error.flatten(-2))
     of_scores = ((true.probs > 0).sum(-1) - 1).clamp(0, true.out.shape[-1]).sum(-1)
     measured[table.OUT_NUMBERS_OF_SCORES.name] = torch.minimum(numbers, of_scores.clamp_min(1))
-    measured[table.LENGTH_ROWS.name] = _degrees(_length_errors(found, true))
+    measured[table.LENGTH_ROWS.name] = _degrees_of_freedom(_length_errors(found, true))
     measured |= _expected(expected, coarse, true)
     factor, of_coarse, of_expected = factors_of_scores((found, coarse, expected), true)
     left = torch.ones_like(factor)
@@ -147,13 +148,13 @@ def of_out(found: Tensor, true: Exact, grad_out: Tensor, dtype: torch.dtype, coa
     }
 
 
-def of_grad_q(found: Tensor, true: Exact, scale: float) -> Measures:
+def of_grad_q(found: Tensor, true: Exact) -> Measures:
     """Return those measures of :func:`of_results` that a sequence's dQ [H, T, d] has beside FP64's, [H] each."""
     difference = found - true.grad_q
     # A row whose own gradient is small has an error from δ all the same: the unit is the head's typical row at least.
     size = true.grad_q.norm(dim=-1)
     size = torch.maximum(size, size.square().mean(-1, keepdim=True).sqrt()).clamp_min(1e-300)
-    error = delta_error_of(found, true, scale)
+    error = delta_error_of(found, true)
     mean_key = true.k.mean(-2, keepdim=True)
     unit = mean_key / mean_key.norm(dim=-1, keepdim=True).clamp_min(1e-300)
     along = (difference * unit).sum(-1).square().sum(-1) / difference.square().sum((-2, -1)).clamp_min(1e-300)
@@ -235,8 +236,8 @@ def _along(error: Tensor, true: Exact) -> Tensor:
     return (error * true.out).sum(-1) / true.out.square().sum(-1).clamp_min(1e-300)
 
 
-def _degrees(errors: Tensor) -> Tensor:
-    """Return the degrees of freedom [H] of the variance of errors [H, n]: 2 n / (κ - 1), n of normal ones.
+def _degrees_of_freedom(errors: Tensor) -> Tensor:
+    """Return those [H] of the variance of errors [H, n]: 2 n / (κ - 1), n of normal ones.
 
     So many normal errors have a variance that is as sure; κ is the kurtosis. They are no more than n, and 1 at least.
     """
@@ -245,9 +246,9 @@ def _degrees(errors: Tensor) -> Tensor:
     return (2 * count / (kurtosis - 1).clamp_min(1e-9)).clamp(1.0, max(count, 1))
 
 
-def _unexplained_grad_q(found: Tensor, true: Exact, scale: float) -> Tensor:
+def _unexplained_grad_q(found: Tensor, true: Exact) -> Tensor:
     """Return the length [H] of dQ's error without the part along PK, which an error of δ makes."""
-    of_delta = -scale * delta_error_of(found, true, scale)[..., None] * true.attended_keys
+    of_delta = -true.scale * delta_error_of(found, true)[..., None] * true.attended_keys
     return (found - true.grad_q - of_delta).norm(dim=(-2, -1))
 
 
@@ -321,18 +322,18 @@ def _fp16(x: Tensor) -> Tensor:
     return x.clamp(-FP16_MAX, FP16_MAX).half().double()
 
 
-def delta_error_of(grad_q: Tensor, true: Exact, scale: float) -> Tensor:
+def delta_error_of(grad_q: Tensor, true: Exact) -> Tensor:
     """Return the error of δ [H, T] that dQ's error along PK tells of."""
     pk = true.attended_keys
-    return -((grad_q - true.grad_q) * pk).sum(-1) / (scale * pk.square().sum(-1).clamp_min(1e-300))
+    return -((grad_q - true.grad_q) * pk).sum(-1) / (true.scale * pk.square().sum(-1).clamp_min(1e-300))
 
 
-def noise_of_grad_q(true: Exact, scale: float) -> Tensor:
+def noise_of_grad_q(true: Exact) -> Tensor:
     """Return what roundings of dS and dQ by 1 add to the error of δ [H, T] that dQ tells of; infinite where PK is 0."""
     size = true.attended_keys.norm(dim=-1, keepdim=True)
     along = true.attended_keys / size.clamp_min(1e-300)
     of_grad_scores = (true.grad_scores * (along @ true.k.mT)).square().sum(-1)
-    of_grad_q = (true.grad_q * along / scale).square().sum(-1)
+    of_grad_q = (true.grad_q * along / true.scale).square().sum(-1)
     return torch.where(size[..., 0] > 0, (of_grad_scores + of_grad_q).sqrt() / size[..., 0], math.inf)
 
 

@@ -34,10 +34,12 @@ class RoundedOut:
 
     Attributes:
         out: of the sequence, [H, T_q, d_v] float64.
+        dtype: in which it was returned.
     """
 
     def __init__(self, call: AttentionCall, out: Tensor, n: int) -> None:
-        self._call, self._n, self.out = call, n, out[n].double()
+        self._call, self._n = call, n
+        self.out, self.dtype = out[n].double(), out.dtype
 
     @cached_property
     def of_probs(self) -> Tensor:

@@ -193,7 +193,7 @@ def _of_heads(
     from flashpoint.diagnosis.rounded_out import RoundedOut  # the reference: a loop that is watched does without
 
     true, rounded = exact(call, n), None if results.out is None else RoundedOut(call, results.out, n)
-    found = of_inputs(true, call.q[n].double(), call.form.scale)
+    found = of_inputs(true)
     found |= of_results(call, results, true, n, rounded, declared)
     if probed is not None and rounded is not None:
         found |= probed_measures(call, probed, true, n)

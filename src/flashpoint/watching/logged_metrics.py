@@ -67,7 +67,7 @@ def _of_heads(call: AttentionCall, results: Results, _: Probed | None, n: int) -
     if results.out is not None:
         found |= of_out(finite_part(results.out[n]), true, call.grad_out[n].double(), results.out.dtype)
     if results.grad_q is not None:
-        of_dq = of_grad_q(finite_part(results.grad_q[n]), true, call.form.scale)
+        of_dq = of_grad_q(finite_part(results.grad_q[n]), true)
         # What came through another output than O is not to be told from an error of δ.
         judged = 1.0 if call.is_of_out_alone else torch.nan
         found |= {name: values * judged for name, values in of_dq.items()}
