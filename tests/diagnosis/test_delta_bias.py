@@ -7,8 +7,11 @@ from scipy import stats
 from torch import Tensor
 
 from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample
+from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.measure_table import GRAD_DELTA
 from flashpoint.diagnosis.measures import relative
+from flashpoint.diagnosis.verdict import diagnose
+from tests.diagnosis.calls import call_of, inputs
 
 ROWS = 9
 """Of a sequence."""
@@ -183,3 +186,12 @@ def test_sequences_of_several_sizes_seem_biased_no_more_often_than_one_in_a_thou
     assert sum(layers) <= 3  # of 400; more come in 1 of 1,000 tries
     biased = judged(errors[:, :50] + 0.02 * bounds[:, :50], bounds[:, :50])
     assert (biased.mean > biased.smallest).all()
+
+
+def test_a_head_without_loss_is_not_the_one_with_the_fewest_sequences() -> None:
+    q, k, v, grad_out = inputs(0)
+    grad_out[:, 1] = 0.0
+    bias = diagnose(call_of(faulty_attention(Fault("none")), [q, k, v, grad_out])).bias
+    assert bias is not None
+    assert bias.counts.tolist() == [6, 0, 6, 6]
+    assert (bias.fewest, bias.sequences) == (6, 6)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 import flashpoint_kernels
 from flashpoint.numerics import delta_rules, launch
+from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.compile_time import compile_time_choices
 from flashpoint.numerics.delta_rules import RULES, DeltaName, require_same_rules
 from flashpoint.numerics.effective import effective_choices
@@ -86,3 +87,15 @@ def test_a_choice_of_one_rule_says_nothing_beside_another() -> None:
     assert "out_residual_bits" not in effective_choices(AttentionVariant())
     with pytest.raises(ValueError, match=r"attn\.out_residual_bits=3: attn\.delta=p_dp does not read it; set attn"):
         AttentionVariant(delta="p_dp", out_residual_bits=3)
+
+
+@pytest.mark.parametrize(
+    "rounded",
+    [
+        {"denominator": Rounding("nearest", 7)},
+        {"out_unnormalized": Rounding("nearest", 7), "out_unnormalized_when": "per_block"},
+    ],
+)
+def test_a_residual_is_refused_beside_each_rounding_that_it_cannot_tell(rounded: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"attn\.out_residual_bits=3: only Ō and O may be rounded, once each; set"):
+        AttentionVariant(delta="out_fp32", out_residual_bits=3, **rounded)

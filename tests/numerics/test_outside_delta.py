@@ -115,6 +115,13 @@ def test_flexattention_takes_the_gradient_of_a_natural_logarithm_from_delta(caus
         torch.testing.assert_close(one.detach(), wanted)
 
 
+def test_without_a_scale_it_is_that_of_the_features(fa4: FA4) -> None:
+    given, _ = inputs()
+    variant = variant_of("fa4_fixed")
+    outs = [attention(*given, variant, layer=1, seed_and_step=KEY, scale=scale) for scale in (None, D**-0.5)]
+    assert torch.equal(*outs)
+
+
 def slope(error: Tensor, rounding: Tensor) -> float:
     """Return by how much an error goes with another one, both [B, H, T], over all rows."""
     return float((error * rounding).sum() / rounding.square().sum())

@@ -1,0 +1,108 @@
+"""Measures of results, in NumPy and by their definition: FP64's results are those of autograd."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from flashpoint.diagnosis import measure_table as table
+from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.measures import Results
+from flashpoint.diagnosis.result_measures import ROW_OFF, noise_of_grad_q
+from flashpoint.diagnosis.verdict import measured
+from tests.diagnosis.forms import call_in, written_out
+
+NO_RESULTS = Results(None, None, None, None)
+
+
+def of_fp64(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
+    """O, dQ and dV."""
+    q, k, v = (x.double().requires_grad_() for x in (call.q, call.k, call.v))
+    out = written_out(q, k, v, call.form)
+    grad_q, grad_v = torch.autograd.grad(out, (q, v), call.grad_out.double())
+    return out.detach(), grad_q, grad_v
+
+
+def test_a_row_of_dq_is_off_by_its_own_length_or_the_typical_one() -> None:
+    """A short row may err by as much as the others: an error of δ does not know how long a row is."""
+    call = call_in("causal", factor=3.0)
+    grad_q = of_fp64(call)[1]
+    lengths = grad_q.norm(dim=-1).numpy()
+    typical = np.sqrt((lengths**2).mean(-1, keepdims=True))
+    errors = 0.5 * ROW_OFF * typical * np.where(np.arange(lengths.shape[-1]) % 2, 3.0, 1.0)
+    along = torch.nn.functional.normalize(torch.ones_like(grad_q), dim=-1)
+    found = measured(call, dataclasses.replace(NO_RESULTS, grad_q=grad_q + torch.from_numpy(errors)[..., None] * along))
+    off = errors / np.maximum(lengths, typical) > ROW_OFF
+    assert (errors / lengths > ROW_OFF).sum() > off.sum() > 0
+    np.testing.assert_array_equal(found[table.GRAD_Q_ROWS_OFF.count.name], off.sum(-1))
+    np.testing.assert_array_equal(found[table.GRAD_Q_ROWS_OFF.first.name], off.argmax(-1))
+
+
+def test_the_mean_key_has_shares_of_keys_and_of_the_error_of_dq() -> None:
+    call = call_in("causal")
+    call = dataclasses.replace(call, k=call.k + torch.tensor([0.5, *[0.0] * 31]).bfloat16())
+    error = torch.randn(call.q.shape, generator=torch.Generator().manual_seed(2)).double()
+    keys = call.k.double().repeat_interleave(call.groups, 1).numpy()
+    mean = keys.mean(-2, keepdims=True)
+    found = measured(call, dataclasses.replace(NO_RESULTS, grad_q=of_fp64(call)[1] + error))
+    share = (mean**2).sum((-2, -1)) / (keys**2).sum(-1).mean(-1)
+    np.testing.assert_allclose(found[table.MEAN_KEY_SHARE.name], share)
+    along = (error.numpy() * mean).sum(-1) / np.linalg.norm(mean, axis=-1)
+    shares = (along**2).sum(-1) / (error.numpy() ** 2).sum((-2, -1))
+    np.testing.assert_allclose(found[table.ALONG_MEAN_KEY.name], shares, rtol=1e-6)
+
+
+@pytest.mark.parametrize("few", [False, True])
+def test_few_errors_that_are_far_off_are_as_few_numbers(few: bool) -> None:
+    """2 n / (κ − 1) of the kurtosis κ about 0. Of errors that scores make, row i has i, and d at most."""
+    call = call_in("causal")
+    out = of_fp64(call)[0].numpy()
+    error = 1e-3 * np.random.default_rng(0).normal(size=out.shape)
+    if few:
+        error[..., :3, 0] *= 1000
+    found = measured(call, dataclasses.replace(NO_RESULTS, out=torch.from_numpy(out + error)))
+    flat = error.reshape(*error.shape[:2], -1)
+    kurtosis = (flat**4).mean(-1) / (flat**2).mean(-1) ** 2
+    numbers = np.clip(2 * flat.shape[-1] / (kurtosis - 1), 1, flat.shape[-1])
+    np.testing.assert_allclose(found[table.OUT_NUMBERS.name], numbers, rtol=1e-6)
+    of_scores = np.minimum(np.arange(out.shape[-2]), out.shape[-1]).sum()
+    np.testing.assert_allclose(found[table.OUT_NUMBERS_OF_SCORES.name], np.minimum(numbers, of_scores), rtol=1e-6)
+    along = (error * out).sum(-1, keepdims=True) / (out**2).sum(-1, keepdims=True)
+    turned = np.linalg.norm((error - along * out).reshape(flat.shape), axis=-1)
+    expected = turned / np.linalg.norm(out.reshape(flat.shape), axis=-1)
+    np.testing.assert_allclose(found[table.OUT_TURNED.name], expected, rtol=1e-6)
+
+
+def test_of_two_tokens_lengths_do_not_differ() -> None:
+    """The first has one key and errs in nothing: of one row there is no deviation, which is not NaN."""
+    q, k, v, grad_out = torch.randn(4, 2, 3, 2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.5), 1, 0, "f")
+    found = measured(call, dataclasses.replace(NO_RESULTS, out=of_fp64(call)[0] * 1.01))
+    for name in (table.LENGTH_ERROR.name, table.LENGTH_ERROR_EXPECTED.name):
+        assert found[name].eq(0).all()
+
+
+def test_a_dv_that_cancels_errs_by_a_share_of_the_random_walk_of_its_terms() -> None:
+    """Without scores row i weighs i + 1 keys alike; rows of dO that are as much longer in turn leave a step of dV."""
+    length, size = 40, 8
+    q, k, v = (torch.zeros(1, 1, length, size), *torch.randn(2, 1, 1, length, size))
+    count = torch.arange(1.0, length + 1)
+    signs = 1 - 2 * (torch.arange(length) % 2)
+    grad_out = (count * signs)[None, None, :, None].expand(1, 1, length, size)
+    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.5), 1, 0, "f")
+    grad_v = of_fp64(call)[2]
+    walk = math.sqrt(sum((size * i**2) / i for i in range(1, length + 1)))
+    assert grad_v.norm() < 0.5 * walk
+    found = measured(call, dataclasses.replace(NO_RESULTS, grad_v=grad_v + 1.0))[table.GRAD_V.error.name]
+    assert found.item() == pytest.approx(math.sqrt(length * size) / walk)
+
+
+def test_dq_of_keys_that_are_0_tells_nothing_of_delta() -> None:
+    call = call_in("causal")
+    call = dataclasses.replace(call, k=torch.zeros_like(call.k))
+    assert (noise_of_grad_q(exact(call, 0), call.form.scale) == math.inf).all()
