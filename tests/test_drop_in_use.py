@@ -71,6 +71,14 @@ def test_heads_that_the_query_does_not_have_are_one_clear_error(selection: dict,
         attention(*qkv(), variant=variant, layer=layer)
 
 
+def test_inputs_that_are_no_tensors_or_that_autocast_casts_are_one_clear_error() -> None:
+    q, k, v = qkv(torch.float32)
+    with pytest.raises(TypeError, match="are ndarray, Tensor, Tensor: give tensors"):
+        attention(q.numpy(), k, v, variant="flash_fixed")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="float16, to which autocast casts them"), torch.autocast("cpu", torch.float16):
+        attention(q, k, v, variant="flash_fixed")
+
+
 def test_heads_of_another_layer_are_no_error() -> None:
     variant = AttentionVariant(layers=(1, 2), heads=((1,), (2, 3)), elsewhere=AttentionVariant())
     for layer in (1, 3):

@@ -364,3 +364,6 @@ def test_centred_keys_give_the_same_attention_and_gradients_that_sum_to_zero() -
     by_token = flashpoint.center_keys(k.transpose(1, 2), dim=1)
     assert by_token.transpose(1, 2).equal(flashpoint.center_keys(k))
     assert flashpoint.center_keys(k.bfloat16()).dtype == torch.bfloat16
+    for wrong, told in ((k.long(), "torch.int64"), (k.numpy(), "ndarray")):
+        with pytest.raises(TypeError, match=f"k is {told}: give keys"):
+            flashpoint.center_keys(wrong)

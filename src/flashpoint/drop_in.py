@@ -69,6 +69,7 @@ def attention(
 
     Raises:
         ValueError: an argument is not supported or outside its range, or ``variant`` is none.
+        TypeError: an input is no tensor.
     """
     if has_torch_function((query, key, value)):  # as PyTorch's own functions: somebody wants to see the call
         seen: Tensor = handle_torch_function(
@@ -98,6 +99,9 @@ def attention(
             query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
     _refuse_mask_and_dropout(attn_mask, dropout_p)
+    if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
+        found = ", ".join(type(x).__name__ for x in (query, key, value))
+        raise TypeError(f"query, key, value are {found}: give tensors of PyTorch")
     device_type = query.device.type
     if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta it knows no autocast
         dtype = torch.get_autocast_dtype(device_type)
@@ -230,7 +234,8 @@ def _check(query: Tensor | Form, key: Tensor | Form, value: Tensor | Form, enabl
         raise ValueError(f"query, key, value are on {query.device}, {key.device}, {value.device}: give one device")
     if query.dtype not in _DTYPES or not query.dtype == key.dtype == value.dtype:
         found = ", ".join(str(x.dtype).removeprefix("torch.") for x in (query, key, value))
-        raise ValueError(f"query, key, value are {found}: give one dtype, bfloat16 or float32")
+        cast = ", to which autocast casts them" if torch.is_autocast_enabled(query.device.type) else ""
+        raise ValueError(f"query, key, value are {found}{cast}: give one dtype, bfloat16 or float32")
 
 
 def _check_layer(layer: int) -> None:

@@ -270,7 +270,12 @@ def center_keys(k: Tensor, dim: int = -2) -> Tensor:
 
     Returns:
         Of the same shape and dtype; the mean is computed in FP32, of FP64 in FP64.
+
+    Raises:
+        TypeError: ``k`` is no tensor of floating point.
     """
+    if not (isinstance(k, Tensor) and k.is_floating_point()):
+        raise TypeError(f"k is {k.dtype if isinstance(k, Tensor) else type(k).__name__}: give keys of floating point")
     exact = k if k.dtype == torch.float64 else k.float()
     return (exact - exact.mean(dim, keepdim=True)).to(k.dtype)
 
