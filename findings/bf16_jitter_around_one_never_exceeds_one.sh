@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # PyTorch 2.13.0: in BF16, on a CPU, uniform_(0.99, 1.01) gives numbers from 0.988 to 1.0, of mean 0.994.
 #
-# Routers of mixtures of experts multiply their input by noise around 1, between 1 - j and 1 + j: so do Mixtral, PhiMoE,
-# DBRX and Switch in transformers, by router_jitter_noise. So one may expect noise of mean 1 and in both directions,
+# Mixtures of experts multiply their input by noise around 1, between 1 - j and 1 + j: in transformers Mixtral, PhiMoE,
+# MiniMax and DBRX do so in the dtype of the input, and Switch in FP32. So one may expect noise of mean 1, up and down,
 # rounded to the nearest BF16. uniform_ rounds down, so that no number reaches the upper bound. Above 1 BF16's next
 # number is 1.0078: with j = 0.01 none is above 1, and each jitter makes the numbers 0.6 % smaller. With j = 0.001 there
 # is no noise at all. Mixtral multiplies its hidden states in place: what each layer hands to its experts is smaller
