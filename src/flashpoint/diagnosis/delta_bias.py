@@ -32,8 +32,16 @@ from flashpoint.diagnosis.call import AttentionCall, averaged, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.finding import FEW, standard_errors
 from flashpoint.diagnosis.measure_table import DELTA, GRAD_DELTA, ROW_SUMS, SOURCES, DeltaErrorMeasures
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_errors, relative, without_empty_rows
-from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, results_of
+from flashpoint.diagnosis.measures import (
+    Measures,
+    Probed,
+    Results,
+    by_sequence,
+    of_errors,
+    relative,
+    without_empty_rows,
+)
+from flashpoint.diagnosis.probe import Function, delta_error_of_row_sums, probe, results_of
 from flashpoint.diagnosis.result_measures import delta_error_of
 from flashpoint.diagnosis.sink import with_sink
 

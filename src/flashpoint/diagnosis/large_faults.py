@@ -24,8 +24,8 @@ from flashpoint.diagnosis.finding import (
     mean_and_margin,
 )
 from flashpoint.diagnosis.form import Form
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, over_sequences
-from flashpoint.diagnosis.probe import Function, Probed, results_of
+from flashpoint.diagnosis.measures import Measures, Probed, Results, by_sequence, over_sequences
+from flashpoint.diagnosis.probe import Function, results_of
 from flashpoint.diagnosis.result_measures import FP16_MAX, FP16_STEP, delta_error_of
 from flashpoint.errors import listed
 

@@ -9,7 +9,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,9 +16,6 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
-
-if TYPE_CHECKING:
-    from flashpoint.diagnosis.probe import Probed
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""
@@ -38,6 +34,28 @@ class Results:
     def kept(cls, call: AttentionCall) -> Results:
         """The results that the call itself holds."""
         return cls(call.out, call.grad_q, call.grad_k, call.grad_v)
+
+
+@dataclass(frozen=True)
+class Probed:
+    """What an attention did with the features of its own.
+
+    Attributes:
+        out: O [N, H, T_q, d_v].
+        row_sums: Σⱼ dSᵢⱼ / α [N, H, T_q] float64, α left out.
+        responses: dOᵢ·∂Oᵢ/∂c [N, H, T_q] float64, with c nats added to all scores of row i: what Σⱼ dSᵢⱼ / α has to be.
+        weights: [N, H, T_q, blocks], what each query gives each block of keys.
+        masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic
+            without a sink.
+        block: queries, and keys, of a block.
+    """
+
+    out: Tensor
+    row_sums: Tensor
+    responses: Tensor
+    weights: Tensor
+    masses: Tensor
+    block: int
 
 
 def without_empty_rows(call: AttentionCall, results: Results) -> tuple[AttentionCall, Results, Tensor | None]:
@@ -67,7 +85,7 @@ Measures = dict[str, Tensor]
 """Measures by name, float64: [H] of a sequence, [N, H] of a call. Those of results that nobody kept are left out."""
 
 
-_OfHeads = Callable[[AttentionCall, Results, "Probed | None", int], Measures]
+_OfHeads = Callable[[AttentionCall, Results, Probed | None, int], Measures]
 """Measures the heads of a call [H], in the sequence of a number."""
 
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -25,7 +24,7 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact
-from flashpoint.diagnosis.measures import Measures, Results, relative
+from flashpoint.diagnosis.measures import Measures, Probed, Results, relative
 from flashpoint.errors import UserError
 
 Function = Callable[[Tensor, Tensor, Tensor, bool, float], Tensor]
@@ -38,28 +37,6 @@ _SINK = 1e-9
 """Of Σⱼ Pᵢⱼ, that is missing with a sink. FP64 leaves 1e-15."""
 _BLOCKS = 15
 """Blocks of queries and of keys at most."""
-
-
-@dataclass(frozen=True)
-class Probed:
-    """What an attention did with the features of its own.
-
-    Attributes:
-        out: O [N, H, T_q, d_v].
-        row_sums: Σⱼ dSᵢⱼ / α [N, H, T_q] float64, α left out.
-        responses: dOᵢ·∂Oᵢ/∂c [N, H, T_q] float64, with c nats added to all scores of row i: what Σⱼ dSᵢⱼ / α has to be.
-        weights: [N, H, T_q, blocks], what each query gives each block of keys.
-        masses: [N, H, blocks], the mean Σⱼ Pᵢⱼ of each block of queries in the backward pass; 1 in exact arithmetic
-            without a sink.
-        block: queries, and keys, of a block.
-    """
-
-    out: Tensor
-    row_sums: Tensor
-    responses: Tensor
-    weights: Tensor
-    masses: Tensor
-    block: int
 
 
 def results_of(function: Function, call: AttentionCall) -> Results:

@@ -42,8 +42,8 @@ from flashpoint.diagnosis.large_faults import (
     wrong_rows,
     wrong_weights,
 )
-from flashpoint.diagnosis.measures import Measures, Results, by_sequence, of_inputs, without_empty_rows
-from flashpoint.diagnosis.probe import Function, Probed, delta_error_of_row_sums, probe, probed_measures, results_of
+from flashpoint.diagnosis.measures import Measures, Probed, Results, by_sequence, of_inputs, without_empty_rows
+from flashpoint.diagnosis.probe import Function, delta_error_of_row_sums, probe, probed_measures, results_of
 from flashpoint.diagnosis.result_measures import BF16, ROW_OFF, delta_follows, of_results
 from flashpoint.diagnosis.sink import sink_finding, with_sink
 

@@ -36,7 +36,7 @@ from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
 if TYPE_CHECKING:
-    from flashpoint.diagnosis.probe import Probed
+    from flashpoint.diagnosis.measures import Probed
 
 _LOGGED_MEASURES = {measure.name: measure.logged_as.name for measure in MEASURES.values() if measure.logged_as}
 """Measures of a diagnosis that are logged, and the metrics that they are."""
