@@ -241,6 +241,21 @@ def test_bits_that_a_kernel_of_another_library_does_not_read_are_refused(
         function(tensors(2, 2, 20, 16)[0])
 
 
+@pytest.mark.parametrize("kernel", ["flash", "sdpa"])
+@pytest.mark.parametrize("shift", ["shift_keys", "shift_values"])
+def test_one_shift_alone_stands_before_each_kernel(kernel: str, shift: str) -> None:
+    """What is subtracted rounds keys or values anew, and changes nothing else."""
+    q, k, v, _ = tensors(2, 2, 40, 16)
+    plain, shifting = (
+        AttentionVariant(kernel=kernel, **choices)  # type: ignore[arg-type]
+        for choices in ({}, {shift: "sequence"})
+    )
+    unshifted, shifted = (attention(q, k + 3, v + 3, variant=one) for one in (plain, shifting))
+    wanted = exact(q.double(), (k + 3).double(), (v + 3).double(), False, None)
+    assert not torch.equal(shifted, unshifted)
+    assert (shifted - wanted).norm() < 0.01 * wanted.norm()
+
+
 @releases.traces_attention
 def test_compiled_it_takes_other_layers_and_scales_and_refuses_the_same() -> None:
     def out(x: Tensor, layer: int, scale: float) -> Tensor:
