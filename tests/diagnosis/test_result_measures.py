@@ -105,4 +105,4 @@ def test_a_dv_that_cancels_errs_by_a_share_of_the_random_walk_of_its_terms() -> 
 def test_dq_of_keys_that_are_0_tells_nothing_of_delta() -> None:
     call = call_in("causal")
     call = dataclasses.replace(call, k=torch.zeros_like(call.k))
-    assert (noise_of_grad_q(exact(call, 0), call.form.scale) == math.inf).all()
+    assert (noise_of_grad_q(exact(call, 0)) == math.inf).all()
