@@ -205,12 +205,15 @@ def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert not inside[0].equal(before[0])
 
 
-def test_compiled_for_any_length_several_calls_are_as_eager() -> None:
+@pytest.mark.parametrize("checkpoints", [False, True])
+def test_compiled_for_any_length_several_calls_are_as_eager(checkpoints: bool) -> None:
     torch._dynamo.reset()
 
     def twice(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         distance = torch.arange(k.shape[2]) - torch.arange(q.shape[2])[:, None]
-        return F.scaled_dot_product_attention(q, k, causal(q, k, v), attn_mask=(distance / 64).to(q.dtype))
+        mask = (distance / 64).to(q.dtype)
+        first = checkpoint(causal, q, k, v, use_reentrant=False) if checkpoints else causal(q, k, v)
+        return F.scaled_dot_product_attention(q, k, first, attn_mask=mask)
 
     compiled = torch.compile(twice, backend="aot_eager", fullgraph=True, dynamic=True)
     with flashpoint.stabilize(MODEL):

@@ -23,7 +23,7 @@ from flashpoint.watching.functions import NamedFunction, output_of, places_of, r
 from flashpoint.watching.graph import next_node, reaches_others
 from flashpoint.watching.interception import interface_in_use
 from flashpoint.watching.left_out import is_transformed
-from flashpoint_kernels.codes import CALL, FP16_MAX
+from flashpoint_kernels.codes import CALL
 
 _SDPA = [F.scaled_dot_product_attention]  # in a list: what is replaced are the attributes of modules
 _THEMSELVES = ("sdpa", "eager")
@@ -99,6 +99,11 @@ class _Count:
         self._counted[device].add_(self._judge(of_calls).sum() + CALL * len(of_calls))
 
 
+def _exceeds(largest: Tensor) -> Tensor:
+    """Judge q, k and v. With dynamic=True a compiler loses a float that is a global inside of a checkpoint."""
+    return largest > torch.finfo(torch.float16).max
+
+
 def _overflows(largest: Tensor) -> Tensor:
     """Judge dQ, dK and dV: with an infinite dO, or NaN in P, dV is not finite either."""
     finite = largest.isfinite()
@@ -117,7 +122,7 @@ class Stabilized:
 
     def __init__(self, announced: set[str]) -> None:
         self.announced = announced
-        self._beyond = _Count(lambda largest: largest > FP16_MAX)
+        self._beyond = _Count(_exceeds)
         self._overflowed = _Count(_overflows)
         self.open = True
         self.names, self.looked_at = set[str](), set[str]()
