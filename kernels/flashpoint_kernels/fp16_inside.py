@@ -1,4 +1,5 @@
-"""The passes around an attention in FP16: each reads a tensor once, and tells beside it what the host wants counted.
+"""The passes around an attention in FP16, in eager mode: each reads a tensor once, and tells beside it what the host
+wants counted. A compiled graph has PyTorch's operations instead, which its compiler fuses with their neighbours.
 
 A tensor is read as units of WIDTH elements that lie in a row, in the order in which the result lies in memory. Unit u
 is number u % n2 of a row, the rows are n1 to a group. Strides between units, rows and groups count STEP elements.

@@ -137,7 +137,7 @@ def _prepared(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple
         way = _way(*itertools.chain.from_iterable(map(_layout, tensors)))
         assert way is not None
     allocate = _allocator(tensors[0].device)
-    return way, tensors, [allocate(*like, dtype) for like, dtype in zip(way.results, dtypes, strict=False)]
+    return way, tensors, [allocate(*like, dtype) for like, dtype in zip(way.results, dtypes, strict=True)]
 
 
 def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
