@@ -1,6 +1,6 @@
 """The token embedding, with a gradient whose bits do not change from run to run.
 
-PyTorch's deterministic gradient of an embedding costs a sixth of a small model's step on a GPU (docs/measurements.md).
+PyTorch's deterministic gradient of an embedding costs a sixth of a small model's step on a GPU.
 """
 
 from __future__ import annotations
