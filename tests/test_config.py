@@ -14,6 +14,7 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
 from flashpoint.lab.build_config import build_config, hydra_schema, keys
 from flashpoint.lab.config import Config, ModelConfig
@@ -24,7 +25,6 @@ from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs import migrations
 from flashpoint.runs.migrations import REMOVED_CHOICES
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from tests.composed import CONFIGS, composed, composed_values, configured, configured_values
 from tests.conftest import REPOSITORY, TINY
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import UserError
 from flashpoint.lab.data.batches import BatchOrder
@@ -18,7 +19,6 @@ from flashpoint.runs import migrations
 from flashpoint.runs.chain import first_difference, steps_of_both
 from flashpoint.runs.metrics import Series
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 from tests.conftest import REPOSITORY
 
 REFERENCE = REPOSITORY / "runs/reference"

@@ -10,9 +10,9 @@ import torch
 from click.testing import CliRunner, Result
 
 from flashpoint.cli.main import main
+from flashpoint.cli.run_words import open_run
 from flashpoint.lab.localize.own_loop import Mixture, OwnLoop
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.select import open_run
 from flashpoint.watching.loop import watch
 from tests.conftest import REPOSITORY
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.numerics.dispatch import attention
-from flashpoint.runs.select import open_run
 from tests import warm
 from tests.composed import composed
 from tests.conftest import environment, train_command

@@ -13,12 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config
 from flashpoint.lab.data.tape import Tape
 from flashpoint.lab.training.start import starting_point
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.select import open_run
 from tests import warm
 from tests.conftest import Command, environment, train_command, wait_until
 from tests.records import MANIFEST

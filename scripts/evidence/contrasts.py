@@ -29,6 +29,7 @@ from pathlib import Path
 import yaml
 from pydantic import TypeAdapter
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Cell, Table, share_interval, show
 from flashpoint.errors import UserError, command_errors
@@ -39,7 +40,6 @@ from flashpoint.lab.cli.interval_cells import lasting_cell, ratio
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.quantiles import clopper_pearson
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 
 ROOT = Path(__file__).resolve().parents[2]
 COLUMNS = (

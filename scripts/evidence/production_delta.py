@@ -36,6 +36,7 @@ import yaml
 from torch import Tensor
 from torch.utils import dlpack
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.cli.table import ALL, Table, show, with_columns
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
@@ -55,7 +56,6 @@ from flashpoint.numerics.production import PRODUCTION
 from flashpoint.numerics.stabilizers import center
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.select import open_run
 
 WIDE = 128
 """Features of a head in the call that reads row sums: what every kernel takes, beyond the model's 64."""

@@ -30,6 +30,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, command_errors
@@ -38,7 +39,6 @@ from flashpoint.lab.config import Config
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.runs.metric_table import W_Q_NORM
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 
 INDEX = Path("runs/reference/index.csv")
 ROUNDED = {"flash_bf16", "flash_fp32", "flash_fp32_out", "released", "sdpa", "sdpa_cudnn", "sdpa_flash", "flex"}

@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.selection import provenance
 from flashpoint.cli.table import Table, show
 from flashpoint.early_warning import LEAST_LEAD, warning_of
@@ -51,7 +52,6 @@ from flashpoint.runs.metric_table import (
     Metric,
 )
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 
 INDEX = Path("runs/reference/index.csv")
 ROUNDED = {

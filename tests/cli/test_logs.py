@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.watch import FollowedLogs
-from flashpoint.runs.select import select_runs
 from tests.logs.test_readers import WRITTEN
 from tests.records import call, refusal, rows, values, write_run
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.runs.recovery import lasting
-from flashpoint.runs.select import select_runs
 from tests.records import call, refusal, rows, write_run
 
 

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashpoint
+from flashpoint.cli.run_words import open_run
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import CLOSED, Form
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.errors import UserError
-from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 from tests.fuzz.drawn_calls import Case
 

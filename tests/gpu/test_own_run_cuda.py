@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from examples import nanogpt
+from flashpoint.cli.run_words import open_run
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
@@ -15,7 +16,6 @@ from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.lab.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.lab.localize.own_loop import OwnLoop
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 
 pytestmark = pytest.mark.gpu

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.diagnosis.measure_table import MEASURES
 from flashpoint.lab.probes.runner import BUILT_IN
 from flashpoint.runs.metric_table import GRAD_Q_ALONG_MEAN_KEY, MAX_LOGIT, MEMORY, METRICS, WEIGHTS_LARGEST
-from flashpoint.runs.select import open_run
 from tests.conftest import Command
 from tests.verdicts import outcome_of
 

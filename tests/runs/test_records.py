@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.lab.config import Config, ProbesConfig
@@ -18,7 +19,6 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import ProbeOff
 from flashpoint.runs.metrics import read_metrics
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from tests.conftest import Command
 from tests.lab.evidence.kept import write_kept_run
 from tests.records import call, refusal, write_run

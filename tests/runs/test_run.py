@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
-from flashpoint.runs.select import open_run
 from tests.records import write_run
 
 

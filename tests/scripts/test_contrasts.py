@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 from tests.records import write_run
 from tests.scripts.loaded import script
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint.runs.select import open_run
+from flashpoint.cli.run_words import open_run
 from tests.records import write_run
 from tests.scripts.loaded import script
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from tests.records import write_run
 from tests.scripts.loaded import script
 

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import flashpoint
+from flashpoint.cli.run_words import open_run
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from flashpoint.watching.loop import Watch
 
 Step = Callable[[nn.Module, int, Watch], Any]

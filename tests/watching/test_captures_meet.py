@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import flashpoint
-from flashpoint.runs.select import open_run
+from flashpoint.cli.run_words import open_run
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain

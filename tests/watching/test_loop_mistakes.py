@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.overrides import _get_current_function_mode_stack
 
 import flashpoint
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
-from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, loop, plain

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import flashpoint
-from flashpoint.runs.select import open_run
+from flashpoint.cli.run_words import open_run
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import Pair, beside_the_first_line, loop, plain, spectral_norms

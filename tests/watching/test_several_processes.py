@@ -18,7 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flashpoint.runs.select import open_run
+from flashpoint.cli.run_words import open_run
 from flashpoint.watching.left_out import is_sharded
 from flashpoint.watching.loop import Watch
 from tests import releases, warm

@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 import flashpoint
 from flashpoint.cli.main import main
+from flashpoint.cli.run_words import open_run
 from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 
 STEPS = 5

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 import flashpoint
 from examples import nanogpt, plain_pytorch
+from flashpoint.cli.run_words import open_run
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from tests import releases

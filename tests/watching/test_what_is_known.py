@@ -10,14 +10,14 @@ import pytest
 from torch import Tensor
 
 import flashpoint
+from flashpoint.cli.progress import progress_of
+from flashpoint.cli.run_words import open_run
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.lab.replay import resumed_values
 from flashpoint.numerics.choices import DeltaError, Rounding
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.progress import progress_of
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from tests.records import call, refusal, rows, write_run
 from tests.watching.loops import Pair, loop, plain
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import click
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Cell, Table, number, show
 from flashpoint.errors import UserError, answer
 from flashpoint.runs.chain import Difference, first_difference, loss_differences, steps_of_both
 from flashpoint.runs.comparison import compared
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 
 _COLUMNS = (
     "runs", "steps of both", "equal before", "first difference", "in", "values", "largest difference of losses",

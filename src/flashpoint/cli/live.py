@@ -11,9 +11,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from flashpoint.cli.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.errors import escaped
 from flashpoint.runs.metric_table import LOSS, TOKENS_PER_SECOND, W_Q_NORM
-from flashpoint.runs.progress import SILENT_SECONDS, Progress, progress_of
 from flashpoint.runs.run import Run
 
 HEADS = 4

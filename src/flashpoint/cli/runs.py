@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flashpoint.cli.log_table import log_outcomes, without_logs
+from flashpoint.cli.run_words import with_sweeps
 from flashpoint.cli.selection import answered, format_option, named_runs, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, share_interval, show, step
 from flashpoint.early_warning import LEAST_LEAD, foretold, warning_of
@@ -19,7 +20,6 @@ from flashpoint.errors import UserError
 from flashpoint.runs.metric_table import TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.recovery import lasting, recovery
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import with_sweeps
 
 RUNS = "runs"
 """Where runs are made unless somebody says otherwise."""

@@ -56,7 +56,7 @@ def named_runs(words: Sequence[str]) -> list[Run]:
     Raises:
         UserError: no run is left.
     """
-    from flashpoint.runs.select import select_runs
+    from flashpoint.cli.run_words import select_runs
 
     once: dict[object, Run] = {}
     for _, runs in answered(words, lambda word: select_runs([word])):

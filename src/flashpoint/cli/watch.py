@@ -11,15 +11,15 @@ import click
 
 from flashpoint.cli.log_table import tell_of_logs
 from flashpoint.cli.process import make_stdout_lasting
+from flashpoint.cli.progress import cut_short, unended
+from flashpoint.cli.run_words import select_runs, with_sweeps
 from flashpoint.cli.selection import answered
 from flashpoint.errors import UserError, answer, tell
 from flashpoint.extras import from_lab, missing
 from flashpoint.files import atomic_write, check_target, is_locked
 from flashpoint.logs.stored_log import is_logged, reread, written
 from flashpoint.runs.folder import sweep_lock
-from flashpoint.runs.progress import cut_short, unended
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs, with_sweeps
 
 _TERMINAL_SECONDS, _PAGE_SECONDS = 2.0, 15.0
 """Between two frames in the terminal, and between two pages: a page has many figures."""

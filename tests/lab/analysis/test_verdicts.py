@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, ttest_1samp
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.errors import UserError
 from flashpoint.lab.analysis import isolated
 from flashpoint.lab.analysis.claims_file import Claim
@@ -26,7 +27,6 @@ from flashpoint.lab.analysis.verdicts import (
     within,
 )
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 from tests.records import call, write_run
 
 BF16 = {"name": "flash_bf16"}

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import open_run, select_runs
 from flashpoint.errors import UserError
 from flashpoint.lab.evidence import archiving as module
 from flashpoint.lab.evidence.archiving import archive, remove
@@ -19,7 +20,6 @@ from flashpoint.lab.replay import resumed_values
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import MetricsFile
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run, select_runs
 from tests.lab.evidence.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run
 
 

@@ -6,10 +6,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
 from flashpoint.lab.evidence.archiving import archive
 from flashpoint.lab.evidence.tables import Evidence
-from flashpoint.runs.select import open_run
 from tests.lab.evidence.kept import write_kept_run
 
 

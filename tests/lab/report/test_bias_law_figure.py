@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.lab.analysis.bias_law import Point
 from flashpoint.lab.report.bias_law_figure import draw_law
-from flashpoint.runs.select import open_run
 from tests.records import write_run
 
 

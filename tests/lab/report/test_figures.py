@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.lab.report.colours import colour
 from flashpoint.lab.report.figures import draw_bias, draw_heads, draw_heat_map, draw_losses, draw_metrics, thinned
 from flashpoint.lab.report.panel_grid import ABREAST, PanelGrid, Plot
 from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.metric_table import SCORE_MEAN, TIE_MULTIPLICITY, TIED_ROWS
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 from tests.lab.report.made_up import record
 from tests.records import write_run
 

@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from flashpoint.cli.live import frame
+from flashpoint.cli.progress import progress_of
 from flashpoint.lab.report.page import page
 from flashpoint.lab.report.terminal_curves import curves
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.progress import progress_of
 from flashpoint.runs.run import Run
 from tests.records import write_run
 

@@ -11,12 +11,12 @@ import matplotlib.image
 import numpy as np
 import pytest
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
 from flashpoint.lab.report.page import page, write_report
 from flashpoint.lab.report.panels import PANELS
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.run import Run, called
-from flashpoint.runs.select import open_run
 from tests.lab.evidence.kept import set_outcome
 from tests.lab.report.made_up import BY_HEAD, record
 from tests.records import call, refusal, write_run

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.selection import tell_errors
 from flashpoint.errors import UserError, answer
 from flashpoint.lab.cli.shared_options import refuse_given
@@ -13,7 +14,6 @@ from flashpoint.lab.evidence.archiving import archive, remove
 from flashpoint.lab.evidence.arrow import HEAD_DIGITS, RUN_DIGITS
 from flashpoint.runs.folder import EVIDENCE, RunFolder
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 
 
 def _unreadable(run: Run) -> UserError | None:

@@ -9,6 +9,7 @@ from typing import get_args
 
 import click
 
+from flashpoint.cli.run_words import select_runs
 from flashpoint.cli.selection import answered, format_option, provenance
 from flashpoint.cli.table import Cell, Table, code, share, share_interval, show
 from flashpoint.errors import UserError
@@ -33,7 +34,6 @@ from flashpoint.lab.cli.interval_cells import lasting_cell
 from flashpoint.lab.evidence.tables import Evidence
 from flashpoint.runs.folder import EVIDENCE
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import select_runs
 
 RUNS = Path("runs")
 FILE = RUNS / EVIDENCE / "claims.yaml"

@@ -10,6 +10,7 @@ import click
 import numpy as np
 from numpy.typing import NDArray
 
+from flashpoint.cli.run_words import open_run
 from flashpoint.cli.selection import answered, ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError
@@ -19,7 +20,6 @@ from flashpoint.lab.cli import delta_tables as tables
 from flashpoint.lab.cli.shared_options import figure_option, refuse_given, tell_of_texts
 from flashpoint.runs.metric_table import DELTA_ERROR, ROW_SUM, DeltaErrorMetrics
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import click
 import numpy as np
 
 from flashpoint.cli.log_table import tell_of_logs
+from flashpoint.cli.run_words import open_run
 from flashpoint.cli.selection import ended_runs, format_option, provenance
 from flashpoint.cli.table import Cell, Table, code, number, share, show
 from flashpoint.errors import UserError
@@ -15,7 +16,6 @@ from flashpoint.lab.analysis.departure import Departure, departure, twins
 from flashpoint.lab.analysis.metric_series import Head, metric_series, together
 from flashpoint.lab.cli.shared_options import refuse_given
 from flashpoint.runs.run import Run
-from flashpoint.runs.select import open_run
 
 
 def over_steps(run: Run, names: Sequence[str], head: Head | None, every: int, since: int, until: int | None) -> Table:

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint.cli.run_words import expand_braces, open_run, select_runs
 from flashpoint.errors import UserError
 from flashpoint.lab.evidence.archiving import archive
-from flashpoint.runs.select import expand_braces, open_run, select_runs
 from tests.lab.evidence.kept import write_kept_run
 from tests.records import write_run
 
