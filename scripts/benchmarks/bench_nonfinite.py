@@ -35,7 +35,7 @@ from flashpoint.watching.events import Dispatcher, ReadDue, StepEnded
 from flashpoint.watching.first_nonfinite import FirstNonfinite
 from flashpoint.watching.latest_batches import LatestBatches
 from flashpoint.watching.notices import Notices
-from flashpoint.watching.projections import Projection
+from flashpoint.watching.projections import ByMetric, Projection
 from flashpoint.watching.watched_run import WatchedRun
 
 _READ = 10
@@ -69,16 +69,16 @@ class Look:
                 self._publish(ReadDue())
 
 
-def _projections(model: nn.Module) -> dict[str, list[Projection]]:
+def _projections(model: nn.Module) -> ByMetric:
     """Return W_Q and W_K as a watch finds them in the first step."""
-    found: dict[str, list[Projection]] = {W_Q_NORM.name: [], W_K_NORM.name: []}
+    found: ByMetric = {W_Q_NORM.name: [], W_K_NORM.name: []}
     for module in model.modules():
         if isinstance(module, CausalSelfAttention):
             width = module.c_attn.in_features
             weight = cast(nn.Parameter, module.c_attn.weight)
             features = torch.arange(2 * width, device=weight.device).view(2, module.n_head, -1)
             for some, of_heads in zip(found.values(), features, strict=True):
-                some.append(Projection(weight, False, of_heads))
+                some.append((Projection(weight, (1,), of_heads),))
     return found
 
 

@@ -1,5 +1,7 @@
 """Which matrices make the queries and keys of each head, in models of others: found, or told that there are none."""
 
+import sys
+import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,14 +82,36 @@ class Adapted(nn.Module):
 
 
 class Convolved(nn.Module):
-    """A convolution over x, to which a matrix has added something, as the time in a diffusion model."""
+    """A convolution of each feature, as with a short memory, over the product with a matrix."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.time, self.convolution = nn.Linear(32, 32), nn.Conv1d(32, 8, 1)
+        self.time, self.convolution = nn.Linear(32, 32), nn.Conv1d(32, 32, 3, padding=1, groups=32)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.convolution(self.time(x).mT).mT
+
+
+class FrozenBeside(nn.Module):
+    """A frozen matrix of features without gradients, and a low-rank one beside it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base, self.down, self.up = nn.Linear(32, 32).requires_grad_(False), nn.Linear(32, 4), nn.Linear(4, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class AdaptedInside(nn.Linear):
+    """A matrix that has a low-rank one inside."""
+
+    def __init__(self) -> None:
+        super().__init__(32, 32)
+        self.adapter = nn.Sequential(nn.Linear(32, 4), nn.Linear(4, 32))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.adapter(x)
 
 
 class Mixed(nn.Module):
@@ -102,13 +126,175 @@ class Mixed(nn.Module):
         return self.linear(x) @ self.mixing
 
 
-@pytest.mark.parametrize("make", [Adapted, Convolved, Mixed])
+@pytest.mark.parametrize("make", [Adapted, Convolved, FrozenBeside, AdaptedInside, Mixed])
 def test_no_other_matrix_is_taken_for_that_of_queries(
     tmp_path: Path, make: type[nn.Module], capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = loop(tmp_path, Heads(make(), make(), make()), steps=2)
     assert not {"w_q_spectral_norm", "w_k_spectral_norm"} & set(run.columns)
     assert NONE_FOUND in capsys.readouterr().err
+
+
+Made = tuple[list[nn.Parameter], Callable[[Tensor], Tensor], Callable[[nn.Parameter], Tensor]]
+"""Weights, q [B, T, H·8] or k of x [B, T, 32], and the matrix [H·8, 32] of a weight."""
+
+
+def _parameter(*shape: int) -> nn.Parameter:
+    return nn.Parameter(torch.randn(*shape) / 6)
+
+
+def _written_out(name: str) -> Made:
+    """Products with parameters of no module, as users write them."""
+    heads, side, each = _parameter(32, 4, 8), _parameter(32, 32), _parameter(4, 32, 8)
+    fused, transposed, kernel = _parameter(3, 32, 32), _parameter(96, 32), _parameter(32, 32, 1)
+    made: dict[str, Made] = {
+        "einsum": ([heads], lambda x: torch.einsum("btc,chd->bthd", x, heads).flatten(2), lambda w: w.flatten(1).mT),
+        "einsum, weight first": (
+            [each], lambda x: torch.einsum("hcd,btc->bthd", each, x).flatten(2), lambda w: w.mT.flatten(0, 1)
+        ),
+        "broadcast": (
+            [each], lambda x: (x[:, None] @ each).transpose(1, 2).flatten(2), lambda w: w.mT.flatten(0, 1)
+        ),
+        "@": ([side], lambda x: x @ side, lambda w: w.mT),
+        "@ from the left": ([side], lambda x: (side @ x.mT).mT, lambda w: w),
+        "fused": (
+            [fused], lambda x: torch.einsum("btc,scd->sbtd", x, fused).unbind()[1], lambda w: w[1].mT
+        ),
+        "chunked": ([transposed], lambda x: F.linear(x, transposed.chunk(3)[2]), lambda w: w[64:]),
+        "interleaved": (
+            [transposed],
+            lambda x: F.linear(x, transposed).unflatten(2, (4, 8, 3))[..., 1].flatten(2),
+            lambda w: w[1::3],
+        ),
+        "convolution": ([kernel], lambda x: F.conv1d(x.mT, kernel).mT, lambda w: w[..., 0]),
+    }  # fmt: skip
+    return made[name]
+
+
+class Written(nn.Module):
+    """A part of attention that a function computes with parameters."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        weights, self.function, self.matrix = _written_out(name)
+        self.weights = nn.ParameterList(weights)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("name", [
+    "einsum", "einsum, weight first", "broadcast", "@", "@ from the left", "fused", "chunked", "interleaved",
+    "convolution",
+])  # fmt: skip
+def test_products_with_parameters_of_no_module_are_found(tmp_path: Path, name: str, dtype: torch.dtype | None) -> None:
+    """With autocast, too, which casts the weight before the product. No hook of a weight is called once more."""
+    model = Heads(Written(name), Written(name), nn.Linear(32, 32), rotated)
+    called: list[int] = []
+    model.q.weights[0].register_hook(lambda _: called.append(1))
+    expected = [spectral_norms(made.matrix(made.weights[0])) for made in (model.q, model.k)]
+
+    def step(_model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number))
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype is not None):
+            loss = model(x)
+        loss.backward()
+        watched.step(loss, x)
+
+    run = loop(tmp_path, model, step, steps=2)
+    for metric, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
+        np.testing.assert_allclose(run.columns[metric][1][0, :, 0], norms, rtol=1e-3)
+    assert len(called) == 2
+
+
+class TwoStreams(nn.Module):
+    """Attention of tokens of two kinds, each with matrices of its own, joined or written into one tensor."""
+
+    def __init__(self, joined: bool) -> None:
+        super().__init__()
+        self.of_text, self.of_image, self.joined = nn.Linear(32, 96), nn.Linear(24, 96), joined
+
+    def forward(self, x: Tensor) -> Tensor:
+        text, image = self.of_text(x[:, :5]), self.of_image(x[:, 5:, :24])
+        if self.joined:
+            both = torch.cat([text, image], 1)
+        else:
+            both = torch.zeros(*x.shape[:2], 96)
+            both[:, :5], both[:, 5:] = text, image
+        q, k, v = both.unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        q, k = (rotated(F.rms_norm(one, (8,))) for one in (q, k))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+def test_of_two_matrices_for_tokens_of_two_kinds_the_larger_norm_counts(tmp_path: Path, joined: bool) -> None:
+    model = TwoStreams(joined)
+    with torch.no_grad():
+        model.of_text.weight[:8] *= 3
+    for first, metric in ((0, "w_q_spectral_norm"), (32, "w_k_spectral_norm")):
+        norms = [spectral_norms(made.weight[first : first + 32]) for made in (model.of_text, model.of_image)]
+        run = loop(
+            tmp_path / metric,
+            model,
+            steps=2,
+        )
+        np.testing.assert_allclose(run.columns[metric][1][0, :, 0], np.maximum(*norms), rtol=1e-2)
+
+
+class LoraLayer(nn.Module):
+    """What PEFT's has, as far as it is asked: a stand-in, for PEFT is not installed here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base_layer = nn.Linear(32, 32).requires_grad_(False)
+        self.lora_A = nn.ModuleDict({"mine": nn.Linear(32, 4, bias=False)})
+        self.lora_B = nn.ModuleDict({"mine": nn.Linear(4, 32, bias=False)})
+        self.use_dora, self.active_adapters = {"mine": False}, ["mine"]
+        self.merged = self.disable_adapters = False
+
+    def get_base_layer(self) -> nn.Module:
+        return self.base_layer
+
+    def get_delta_weight(self, name: str) -> Tensor:
+        return 2 * self.lora_B[name].weight @ self.lora_A[name].weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        added = self.lora_B["mine"](F.dropout(self.lora_A["mine"](x), 0.1))
+        return self.base_layer(x) + 2 * added
+
+
+def test_what_an_adapter_of_peft_adds_is_counted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing before it has a gradient, so the graph does not show the frozen matrix."""
+    monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", types.SimpleNamespace(LoraLayer=LoraLayer))
+    model = Heads(LoraLayer(), nn.Linear(32, 32), nn.Linear(32, 32), rotated)
+    run = loop(tmp_path, model, steps=2)
+    q = model.q
+    adapted = q.base_layer.weight + q.get_delta_weight("mine")
+    np.testing.assert_allclose(run.columns["w_q_spectral_norm"][1][0, :, 1], spectral_norms(adapted), rtol=1e-2)
+    assert not np.allclose(spectral_norms(adapted), spectral_norms(q.base_layer.weight), rtol=1e-2)
+
+
+def test_a_layer_whose_queries_are_no_product_leaves_the_others_watched(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judged: list[Any] = []
+    monkeypatch.setattr(Sentinel, "update", lambda _self, _step, norms: judged.append(norms))
+    model = Pair()
+    model.first.register_parameter("queries", _parameter(1, 4, 5, 8))
+
+    def pooled(x: Tensor) -> Tensor:
+        q, kv = model.first.queries, model.first.qkv(x).unflatten(-1, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        out = F.scaled_dot_product_attention(q.expand(len(x), -1, -1, -1), kv[1], kv[2])
+        return x[:, :5] + out.transpose(1, 2).flatten(2)
+
+    monkeypatch.setattr(model.first, "forward", pooled)
+    norms = spectral_norms(model.second.qkv.weight[:32])
+    loop(tmp_path, model, steps=2)
+    told = capsys.readouterr().err
+    assert "W_Q of layer 1 is not known" in told
+    assert "q of layer 1 (first) is made of a parameter [1, 4, 5, 8] without a product" in told
+    np.testing.assert_allclose(judged[0], [[np.nan] * 4, norms], rtol=1e-3)
 
 
 def test_the_three_matrices_of_a_multi_head_attention_are_found(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -37,7 +37,7 @@ from flashpoint.watching.latest_batches import LatestBatches, tensors_in
 from flashpoint.watching.left_out import is_sharded, is_transformed, local
 from flashpoint.watching.nonfinite_numbers import Asked, CallMagnitudes, Groups, StepNumbers, largest_magnitudes
 from flashpoint.watching.notices import Notices
-from flashpoint.watching.projections import ProjectedGradients, Projection
+from flashpoint.watching.projections import ByMetric, ProjectedGradients
 from flashpoint.watching.watched_run import WatchedRun
 
 _MOST = 8
@@ -67,7 +67,7 @@ class FirstNonfinite:
     def __init__(
         self,
         model: nn.Module,
-        projections: Callable[[], Mapping[str, list[Projection]] | None],
+        projections: Callable[[], ByMetric | None],
         gradients: Callable[[Sequence[nn.Parameter]], Sequence[Tensor | None]],
         by_token: Collection[str],
         interval: int,

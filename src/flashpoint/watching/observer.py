@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import nn
 
@@ -30,8 +30,11 @@ from flashpoint.watching.interceptor import Hook, Interceptor
 from flashpoint.watching.latest_batches import LatestBatches, ModelInputs
 from flashpoint.watching.left_out import UNKNOWN, is_sharded, numbers_of_heads, perhaps_exchanged, told_to_users_of
 from flashpoint.watching.notices import Notices
-from flashpoint.watching.projections import Found, ModuleOutputs, Projection, by_metric, projections_of
+from flashpoint.watching.projections import ByMetric, Found, by_metric
 from flashpoint.watching.step_calls import ShownCall
+
+if TYPE_CHECKING:
+    from flashpoint.watching.matrices import Products
 
 _TOLD = 4
 """Calls that a line names."""
@@ -70,14 +73,14 @@ class Observer:
     ) -> None:
         self._model, self._sequences, self._functions = model, sequences, functions
         self._publish, self._notices = dispatcher.publish, notices
-        self.projections: dict[str, list[Projection]] | None = None
+        self.projections: ByMetric | None = None
         self.since = 0
         self.partial, self._keeps = False, True
         self.seen = self.rows = 0
         self.not_recorded: list[str] = []
         self._found: dict[AttentionCalled, Found] = {}
         self._interceptor: Interceptor | None = None
-        self._outputs: ModuleOutputs | None = None
+        self._products: Products | None = None
         self._inputs = ModelInputs(sequences)
         self._trained_pass = 0
         self._asked = False
@@ -129,11 +132,15 @@ class Observer:
         self._leave_out_sharded_weights()
         sequences = max(self._sequences, at_least)
         interceptor = Interceptor(sequences, layers, self._publish)
-        outputs = ModuleOutputs(self._model, lambda: interceptor.listening) if self.projections is None else None
+        products = None
+        if self.projections is None:
+            from flashpoint.watching.matrices import Products  # once in a loop
+
+            products = Products(self._model, lambda: interceptor.listening)
         with contextlib.ExitStack() as entered:
             entered.callback(intercept(interceptor, self._functions))
-            if outputs is not None:
-                entered.enter_context(outputs)  # before the next line, by whose hooks a module has ended
+            if products is not None:
+                entered.enter_context(products)  # before the next line, by whose hooks a module has ended
             entered.callback(interceptor.only_inside(self._model))
 
             def begin_forward(_: nn.Module, positional: Any, options: Any) -> None:
@@ -146,7 +153,7 @@ class Observer:
         Observer._at_work = self
         self._interceptor, self.since, self.partial = interceptor, step, layers is not None
         self._keeps = layers is None or bool(layers)
-        self._outputs, self._inputs = outputs, ModelInputs(sequences)
+        self._products, self._inputs = products, ModelInputs(sequences)
 
     def finish(self, step: int) -> list[AttentionCall]:
         """Return the calls of the step that was observed; none where it showed no attention, of which the reason is
@@ -178,7 +185,7 @@ class Observer:
 
     def stop(self) -> None:
         """Put back what the observation replaced."""
-        self._outputs = None
+        self._products = None
         if self._end_interception is not None:
             Observer._at_work = None
             end, self._end_interception = self._end_interception, None
@@ -190,12 +197,14 @@ class Observer:
 
     def _find_weights(self, event: BackwardReached) -> None:
         """Find W_Q and W_K of a layer, whose graph is there."""
-        interceptor, outputs, call = self._interceptor, self._outputs, event.call
-        if interceptor is None or outputs is None or event.differentiable or call in self._found:
+        interceptor, products, call = self._interceptor, self._products, event.call
+        if interceptor is None or products is None or event.differentiable or call in self._found:
             return
-        self._found[call] = None, None  # if it fails
+        from flashpoint.watching.matrices import projections_of  # as above
+
+        self._found[call] = {}  # if it fails
         with interceptor.deaf():
-            self._found[call] = projections_of(call, outputs)
+            self._found[call] = projections_of(call, products)
 
     def _leave_out_sharded_weights(self) -> None:
         if self.projections is None and is_sharded(self._model):  # hooks would gather weights, which all have to ask
@@ -204,18 +213,31 @@ class Observer:
 
     def _keep_weights(self, trained: Sequence[ShownCall]) -> None:
         """Keep what was found, once it was looked for in all layers of a step."""
-        found = [self._found.get(call.called, (None, None)) for call in trained]
+        found = [self._found.get(call.called, {}) for call in trained]
         self._found.clear()
         if self.projections is None and found:
             self.projections = by_metric(found)
-            if len(self.projections) < 2:
-                self._notices.warn(f"no matrix found that makes q or k of every layer: {_unlogged(self.projections)}")
+            self._tell_not_found(found, [call.called.module for call in trained])
         known = max(map(len, (self.projections or {}).values()), default=0)
         if 0 < known < len(trained):
             self._notices.warn(
                 f"{len(trained)} attentions are trained, and norms of W_Q and W_K are logged of the {known} that were "
                 "trained at first: no early warning comes of the others; end this watch and begin another one"
             )
+
+    def _tell_not_found(self, layers: Sequence[Found], modules: Sequence[str]) -> None:
+        """Tell what makes no q or no k that is known, with the reason of the first layer."""
+        for name, metric in (("q", W_Q_NORM), ("k", W_K_NORM)):
+            lacking = [at for at, layer in enumerate(layers) if not isinstance(layer.get(metric.name), tuple)]
+            if not lacking:
+                continue
+            where = f" ({modules[lacking[0]]})" if modules[lacking[0]] else ""
+            why = f"{name} of layer {lacking[0] + 1}{where} {layers[lacking[0]].get(metric.name, 'failed')}"
+            if metric.name not in (self.projections or ()):
+                self._notices.warn(f"{_unlogged(self.projections or ())}: {why}")
+                return  # which is told of both
+            told = f"layer{'s' * (len(lacking) > 1)} {_first([str(at + 1) for at in lacking])}"
+            self._notices.warn(f"W_Q of {told} is not known, and no early warning comes of it: {why}")
 
     def _tell_left_out(self, interceptor: Interceptor, calls: Sequence[AttentionCall], trained: int) -> None:
         """Tell and note why attentions and gradients are not recorded, as far as they are not."""
