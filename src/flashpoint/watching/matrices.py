@@ -187,8 +187,11 @@ class _Path:
 
         The nodes are called one by one. The engine would call the hooks of the weight, too.
         """
-        numbers = of_factor.double().expand(self.shape)
-        count, total, squares = (self._add_up(x) for x in (torch.ones_like(numbers), numbers, numbers.square()))
+        numbers = of_factor.float().expand(self.shape)  # which holds whole numbers to 2^24
+        count = self._add_up(torch.ones_like(of_factor, dtype=torch.float32).expand(self.shape))
+        if bool((count <= 1).all()):
+            return self._add_up(numbers).where(count == 1, math.nan)
+        total, squares = (self._add_up(x) for x in (numbers.double(), numbers.double().square()))
         mean = total / count
         return mean.where(squares == mean.square() * count, math.nan)
 
