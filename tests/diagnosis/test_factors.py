@@ -114,6 +114,17 @@ def test_a_scale_that_moves_o_far_is_no_wrong_rows(factor: float, heads: tuple[i
         assert factors == pytest.approx([factor] * len(factors), rel=1e-3)
 
 
+def test_a_smaller_scale_that_halves_rows_of_o_switches_none_off() -> None:
+    """`dead_rows` was found; where some heads alone had halved rows, `out_rows` in these."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        return by_position(CLEAN["sdpa"])(q.float() / 4, k.float(), v.float(), is_causal, scale).to(v.dtype)
+
+    (found,) = diagnose(call_of(function, along_out(5, 3.0))).findings
+    assert (found.kind, found.heads) == ("other_scores", (1, 2, 3, 4))
+    assert "times 0.25" in found.text
+
+
 @pytest.mark.parametrize("kind", ["dropped_tile", "stale_maximum"])
 def test_what_a_factor_does_not_account_for_is_told_beside_another_scale(kind: str) -> None:
     broken = by_position(faulty_attention(Fault(kind, head=2)))

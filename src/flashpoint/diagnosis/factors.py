@@ -113,7 +113,8 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
         for one in (table.SCORE_FACTOR_COARSE, table.SCORE_FACTOR_EXPECTED)
     )
     scores = surely_off(measures[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
-    shows = told_apart & (measures[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS)
+    left = measures[table.SCORE_FACTOR_LEFT.name].amax(0)
+    shows = told_apart & ((measures[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS) | (left < _LEFT))
     grad_q = none
     if table.GRAD_Q_FACTOR.name in measures:
         fp16 = measures.get(table.GRAD_Q.fp16.name)
@@ -125,7 +126,7 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
     rounded = scores.abs() < _OF_ROUNDING * by_rounding
     shows &= rounded | (scores.abs() >= _OF_ROUNDING * of_out)
     scores = scores.where(shows, none)
-    account = (scores != 0) & ~rounded & (measures[table.SCORE_FACTOR_LEFT.name].amax(0) < _LEFT)
+    account = (scores != 0) & ~rounded & (left < _LEFT)
     return Factors(scores, rounded, account, grad_q)
 
 

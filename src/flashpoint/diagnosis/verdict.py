@@ -225,7 +225,7 @@ def _findings(
     if named := next((one for one in large_faults if one), None):
         return [named]
     declared = explained(measures) if declares else torch.zeros_like(factors.either)
-    dead = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
+    dead = (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS) & ~factors.account
     told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     of_length = _length_errs(measures) & told_apart & ~declared
     following = _following(call, measures, factors, identities)
@@ -243,7 +243,7 @@ def _findings(
     if not declares and rough.any():
         found.append(_coarse_rounding(call, measures, rough, finding))
     of_rows = _rounded_denominator(measures, of_length, finding)
-    found += [of_rows or _rounded_head(following, finding), _dead(measures, finding)]
+    found += [of_rows or _rounded_head(following, finding), _dead(measures, dead, finding)]
     return [one for one in found if one is not None]
 
 
@@ -381,8 +381,7 @@ def _coarse_rounding(call: AttentionCall, measures: Measures, heads: Tensor, fin
     return finding("coarse_rounding", heads, text)
 
 
-def _dead(measures: Measures, finding: Make) -> Finding | None:
-    heads = measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS
+def _dead(measures: Measures, heads: Tensor, finding: Make) -> Finding | None:
     if not heads.any():
         return None
     share = float(measures[table.DEAD_ROWS.name][:, heads].mean())
