@@ -13,9 +13,11 @@ from omegaconf.errors import OmegaConfBaseException
 from flashpoint.lab.build_config import build_config, key_types
 from flashpoint.lab.cli import composition
 from flashpoint.lab.config import Config
+from tests import composition_once
 from tests.conftest import REPOSITORY
 
 CONFIGS = REPOSITORY / "configs"
+composition_once.work_once()
 
 
 def composed(*overrides: str) -> Config:

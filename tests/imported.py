@@ -49,7 +49,11 @@ import flashpoint.lab.replay
 import flashpoint.lab.report.page
 import flashpoint.lab.report.terminal_curves
 import flashpoint.lab.training.execution
+from flashpoint.lab.build_config import key_types
 from flashpoint.lab.cli.composition import store_schema
+from flashpoint.lab.config import Config
+from flashpoint.lab.training.determinism import describe_environment
+from tests import composition_once
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 _load, _parse = ConfigRepository.load_config, OverridesParser.parse_rule
@@ -78,12 +82,15 @@ def _parse_once(self: OverridesParser, s: str, rule_name: str) -> Any:
 
 # The first composition finds Hydra's plugins and fills its parser's caches. A fork takes each file once as it is read
 # here, and as it is parsed here what most runs are given.
+composition_once.work_once()
 store_schema()
+key_types()
+tiny = importlib.import_module("tests.conftest").TINY  # whose imports no type checker is to follow
 ConfigRepository.load_config = _note  # type: ignore[method-assign]
 with initialize_config_dir(str(CONFIGS), version_base="1.3"):
-    given = ["experiment=laptop", "train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"]
-    compose("train", given, return_hydra_config=True)
-tiny = importlib.import_module("tests.conftest").TINY  # whose imports no type checker is to follow
+    given = ["train.steps=1", "data.path=a/b", "+tracking.tags=[a]", "hydra.sweep.dir=a"]
+    for preset in (tiny, ["tracking=disabled"], ["experiment=demo_cpu"]):
+        compose("train", [*preset, *given], return_hydra_config=True)
 _parsed.update({text: OverridesParser.create().parse_override(text) for text in tiny})
 ConfigRepository.load_config = _load_once  # type: ignore[method-assign]
 OverridesParser.parse_rule = _parse_once  # type: ignore[method-assign]
@@ -109,6 +116,8 @@ figure.savefig(io.BytesIO())
 Figure.set_layout_engine = lambda *_, **__: None  # type: ignore[method-assign]
 
 os.fsync = lambda fd: None  # as in tests/conftest.py
+
+describe_environment(torch.device("cpu"), Config())  # the digest of the source takes as long as a short training
 
 # What was imported here ends with the server. At the end of each fork PyTorch would take its operators back one by one.
 for registered in list(weakref.finalize._registry):  # type: ignore[attr-defined]

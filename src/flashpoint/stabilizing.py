@@ -168,7 +168,7 @@ class Stabilized:
 def _largest_by_rows(tensors: Sequence[Tensor]) -> Tensor:
     """Return max|x| of each tensor. A compiler takes the rows' along where it casts, and reads the tensors once."""
     rows = [x.abs().amax(-1).flatten().float() for x in tensors]  # autocast to BF16 stacks no FP16
-    if all(row.shape == rows[0].shape for row in rows):  # a set of lengths would have a compiler take each for a constant
+    if all(row.shape == rows[0].shape for row in rows):  # a set has a compiler take each for a constant
         return torch.stack(rows).amax(1)
     return torch.stack([row.amax() for row in rows])
 

@@ -56,6 +56,7 @@ def test_a_commit_is_of_a_repository_that_tracks_the_source(tmp_path: Path, monk
         return subprocess.check_output(["git", *own, *arguments], cwd=tmp_path, text=True).strip()
 
     def commit() -> object:
+        determinism._commit.cache_clear()  # of another process
         return describe_environment(torch.device("cpu"), Config()).commit
 
     package = tmp_path / ".venv/flashpoint"

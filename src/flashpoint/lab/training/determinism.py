@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import platform
@@ -51,7 +52,7 @@ def describe_environment(device: torch.device, config: Config) -> Environment:
     on_gpu = device.type == "cuda"
     return Environment(
         flashpoint=flashpoint.__version__,
-        commit=_commit(),
+        commit=_commit(_PACKAGES[0]),
         source=source_digest(*_PACKAGES),
         python=platform.python_version(),
         torch=str(torch.__version__),
@@ -90,9 +91,10 @@ def source_difference(recorded: Environment, here: Environment) -> str | None:
     )
 
 
+@functools.cache
 def source_digest(*packages: Path) -> str:
     """Return SHA-256 of the Python files of packages, and of their places: which code made a run whose tree has no
-    Git."""
+    Git. It is that of the first call: a process goes on with the code that it has imported."""
     digest = hashlib.sha256()
     for package in packages:
         for path in sorted(package.rglob("*.py")):
@@ -129,22 +131,22 @@ def _sdpa(device: torch.device, config: Config) -> str:
     return sdpa_operation(torch.empty(shape, dtype=linear_dtype(config.train.precision), device=device))
 
 
-def _commit() -> str | None:
-    """Return the source's Git commit, with ``+changes`` if files differ from it; None unless Git tracks the source.
+@functools.cache
+def _commit(package: Path) -> str | None:
+    """Return the Git commit of a package at the first call, with ``+changes`` if files differ from it; None unless Git
+    tracks the source.
 
     What is installed may lie in the folder of somebody's own repository, whose commit says nothing of it.
     """
     try:
-        _git("ls-files", "--error-unmatch", "__init__.py")
-        commit = _git("rev-parse", "HEAD")
-        changed = _git("status", "--porcelain", "--untracked-files=no")
+        _git(package, "ls-files", "--error-unmatch", "__init__.py")
+        commit = _git(package, "rev-parse", "HEAD")
+        changed = _git(package, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{commit}+changes" if changed else commit
 
 
-def _git(*arguments: str) -> str:
+def _git(folder: Path, *arguments: str) -> str:
     command = ["git", *arguments]
-    return subprocess.run(
-        command, cwd=_PACKAGES[0], capture_output=True, text=True, timeout=10, check=True
-    ).stdout.strip()
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
