@@ -2,7 +2,7 @@
 
 The function is ``step(checkpoint, attention, steps, watch)``. It loads the checkpoint, gives each layer its attention,
 and trains so many steps on the batches that followed the checkpoint, in a loop that ``watch`` watches. One stands in
-docs/watching.md.
+docs/localize.md.
 """
 
 from __future__ import annotations
