@@ -125,8 +125,6 @@ class Reader:
             reason = next((reason for part, reason in NOT_RUN.items() if part in after_installation), None)
             if "torchrun" in command and torch.cuda.device_count() == 1:
                 reason = "needs two GPUs, or none"
-            if "attn=flex" in command and not torch.cuda.is_available():
-                reason = "needs a GPU"
             started = time.perf_counter()
             ended = f"not run: {reason}" if reason else self._type(after_installation, whole)
             seconds = "" if reason else f"{time.perf_counter() - started:.1f}"
@@ -170,7 +168,7 @@ class Reader:
         run, other = ([*of_section, *self._runs][0], self._runs[-1]) if self._runs else ("", "")
         steps = [int(path.stem.split("-")[-1]) for path in (self._folder / run / "checkpoints").glob("*") if run]
         words = {"FILE_OR_FOLDER": "texts", "FOLDER": "texts", "RUN": run, "OTHER": other, "SWEEP": "sweep",
-                 "STEP": str(min(steps, default=0)), "EXPERIMENT": "mine", " …": ""}  # fmt: skip
+                 "STEP": str(min(steps, default=0)), " …": ""}  # fmt: skip
         command = re.sub("|".join(words), lambda match: words[match[0]], command)
         return re.sub(r"--at \d+", f"--at {self._steps}", command)  # the shortened trainings end there
 
