@@ -90,31 +90,43 @@ def test_casts_to_fp16_and_what_is_beyond_it(layout: str, number: float) -> None
     assert int(counted) == CALL + wanted
 
 
+SIZES = (1.0, 1e-9, 1e-30, 1e-36, 1e38, 0.0, math.inf, math.nan)
+
+
+def factor_of(grad_out: Tensor) -> float:
+    largest = float(grad_out.abs().max()) * T
+    return 2.0 ** min(15 - math.frexp(largest)[1], 126) if 0 < largest < 2.0**128 else 1.0
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("size", [1.0, 1e-9, 1e-30, 1e-36, 1e38, 0.0, math.inf, math.nan])
+@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("layout", layouts())
-def test_dO_is_scaled_by_the_power_of_two_and_gradients_by_its_inverse(layout: str, size: float) -> None:
+def test_dO_is_scaled_by_the_power_of_two(layout: str, size: float) -> None:
     grad_out = layouts()[layout] * size
     inside, state = fp16_launch.scaled(grad_out, T, HALF)
-    largest = float(grad_out.abs().max()) * T
-    factor = 2.0 ** min(15 - math.frexp(largest)[1], 126) if 0 < largest < 2.0**128 else 1.0
+    factor = factor_of(grad_out)
     assert float(state[FACTOR_AT]) == factor
     is_read = (grad_out.abs() >= torch.finfo(BF16).tiny) | (grad_out == 0) | grad_out.isnan()  # by the interpreter
     wanted = (grad_out.double() * factor).to(HALF)
     assert_same(inside.where(is_read, 0), wanted.where(is_read, 0))
     assert inside.stride() == torch.empty_like(grad_out).stride()
-    for dtype in (BF16, torch.float32):
-        _, state = fp16_launch.scaled(grad_out, T, HALF)  # for one backward pass
-        grads = [one.half() for one in (layouts()["by token"], layouts(2)["in order"], layouts(2)["by token"])]
-        grads[0][0, 0, 0, 0] = 65_504
-        counted = torch.zeros((), dtype=torch.int64)
-        found = fp16_launch.divided(grads, state, [dtype] * 3, counted)
-        for one, other in zip(found, grads, strict=True):
-            wanted = other.double() / factor
-            is_normal = wanted.abs() >= torch.finfo(dtype).tiny  # others are rounded twice
-            assert one.stride() == other.stride()
-            assert one[is_normal].equal(wanted.to(dtype)[is_normal])
-        assert int(counted) == CALL
+
+
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+@pytest.mark.parametrize("size", SIZES)
+def test_gradients_are_scaled_by_its_inverse(size: float, dtype: torch.dtype) -> None:
+    grad_out = layouts()["in order"] * size
+    _, state = fp16_launch.scaled(grad_out, T, HALF)
+    grads = [one.half() for one in (layouts()["by token"], layouts(2)["in order"], layouts(2)["by token"])]
+    grads[0][0, 0, 0, 0] = 65_504
+    counted = torch.zeros((), dtype=torch.int64)
+    found = fp16_launch.divided(grads, state, [dtype] * 3, counted)
+    for one, other in zip(found, grads, strict=True):
+        wanted = other.double() / factor_of(grad_out)
+        is_normal = wanted.abs() >= torch.finfo(dtype).tiny  # others are rounded twice
+        assert one.stride() == other.stride()
+        assert one[is_normal].equal(wanted.to(dtype)[is_normal])
+    assert int(counted) == CALL
 
 
 @pytest.mark.slow
