@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from _pytest.unraisableexception import gc_collect_iterations_key
 
 from flashpoint.runs.folder import RunFolder
 from tests import warm
@@ -60,6 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for ignored in (signal.SIGINT, signal.SIGHUP):  # where nohup or & began the tests; programs would inherit it
         if signal.getsignal(ignored) is signal.SIG_IGN:
             signal.signal(ignored, signal.default_int_handler)
+    config.stash[gc_collect_iterations_key] = 1  # at the end five times nothing but the first finds garbage
     os.fsync = lambda fd: None  # no test cuts the power; to wait for the disk takes longer than most tests
     if "PYTEST_XDIST_WORKER" in os.environ or not config.getoption("numprocesses", None):
         gc.disable()  # imports and collection make a million objects that stay; until pytest_collection_finish
@@ -91,6 +93,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
         interpreter.work_once()
     gc.freeze()
+    gc.set_threshold(700, 10, 50)  # a look at all that is there takes a tenth of a second
     gc.enable()
 
 

@@ -45,7 +45,7 @@ class Process:
         self._texts = tuple(Path(self._output.name) / name for name in ("stdout", "stderr"))
         _CONTEXT.set_forkserver_preload(_imported)  # read as the server starts; benchmarks' processes want another list
         arguments = argv, str(cwd or Path.cwd()), dict(env), pipes or {}, *map(str, self._texts)
-        self._process = _CONTEXT.Process(target=_run_as_main, args=arguments)
+        self._process = _CONTEXT.Process(target=run_as_main, args=arguments)
         self._process.start()
         assert self._process.pid is not None
         self.pid = self._process.pid
@@ -97,7 +97,8 @@ def run(command: Sequence[str], *, timeout: float = 60, **options: Any) -> subpr
         process.send_signal(signal.SIGKILL)
 
 
-def _run_as_main(argv: list[str], cwd: str, env: dict[str, str], pipes: Mapping[int, Connection], *output: str) -> None:
+def run_as_main(argv: list[str], cwd: str, env: dict[str, str], pipes: Mapping[int, Connection], *output: str) -> None:
+    """Become a script or ``-m MODULE``, in a process that was forked for it; ``output`` are files."""
     for number, path in enumerate(output, 1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     if pipes:

@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -24,7 +25,7 @@ from hydra_plugins.flashpoint_launcher.gpus import GpusLauncher
 from hydra_plugins.flashpoint_launcher.slurm import SlurmLauncher
 from tests import warm
 from tests.composed import composed_hardware
-from tests.conftest import SOME_TEXT, TINY, Command, environment, wait_until
+from tests.conftest import REPOSITORY, SOME_TEXT, TINY, Command, environment, wait_until
 from tests.test_hardware import Driver
 
 SWEEP = (
@@ -60,6 +61,31 @@ ended = {"outcome": "stable", "interrupted": "SIGTERM" if stopped else None}
 (folder / "partial").replace(folder / "outcome.json")
 sys.stdout.buffer.write(b"\\xff\\noutcome=stable of " + folder.name.encode() + b"\\n")
 sys.exit(128 + signal.SIGTERM if stopped else 0)
+"""
+# train.py, whose runs are forks of the launcher: it has imported what takes nearly all of a short run's time.
+FORKING = f"""
+import multiprocessing, os, runpy, signal
+from types import SimpleNamespace
+from hydra.core.global_hydra import GlobalHydra
+from hydra_plugins.flashpoint_launcher import _processes
+from tests.warm import run_as_main
+
+class Forked:
+    def __init__(self, command, *, env, stdout, **_):
+        run = command[command.index("-P") + 1 :]
+        self._process = multiprocessing.get_context("fork").Process(target=begin, args=(run, env, stdout.name))
+        self._process.start()
+
+    def poll(self):
+        return self._process.exitcode
+
+def begin(run, env, log):
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    GlobalHydra.instance().clear()
+    run_as_main(run, os.getcwd(), env, {{}}, log, log)
+
+_processes.subprocess = SimpleNamespace(Popen=Forked, DEVNULL=None)
+runpy.run_path({str(REPOSITORY / "train.py")!r}, run_name="__main__")
 """
 # The launcher in a process of its own, to be killed.
 LAUNCHER = """
@@ -123,9 +149,16 @@ def interrupted(sweep: Path) -> dict[str, str | None]:
 
 
 @pytest.mark.slow
-def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(train: Command, tmp_path: Path) -> None:
-    command = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1]", *SWEEP)  # the model has two layers
-    first = train(*command)
+def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(text_file: Path, tmp_path: Path) -> None:
+    """Of the launcher's own processes ``test_runs_find_the_users_own_files`` has some that train."""
+    (tmp_path / "forking.py").write_text(FORKING)
+    settings = ("attn.elsewhere=flash_fp32", "attn.layers=[9],[1]", *SWEEP)  # the model has two layers
+    command = [sys.executable, "forking.py", *TINY, f"data.path={text_file}", *settings]
+
+    def sweep_once() -> "subprocess.CompletedProcess[str]":
+        return warm.run(command, cwd=tmp_path, env=environment(), timeout=120)
+
+    first = sweep_once()
     assert first.returncode == 2
     (line,) = [line for line in first.stderr.splitlines() if line.startswith("error: ")]
     assert line == (
@@ -141,7 +174,7 @@ def test_a_failed_run_stops_no_other_and_the_same_command_runs_what_is_missing(t
 
     outcome = json.loads((run / "outcome.json").read_text())
     (run / "outcome.json").write_text(json.dumps({**outcome, "interrupted": "SIGINT"}))
-    assert train(*command).stdout == first.stdout
+    assert sweep_once().stdout == first.stdout
     assert interrupted(sweep) == {run.name: None}
 
 
