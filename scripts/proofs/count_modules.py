@@ -58,11 +58,25 @@ with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
     main(["diagnose", sys.argv[1], "--device", "cpu"])
 """
 _LOADED = """
-import json, pathlib
+import json, pathlib, sys
 loaded = [module for name, module in sys.modules.items() if name.split(".")[0] in ("flashpoint", "flashpoint_kernels")]
 files = [file for module in loaded if (file := getattr(module, "__file__", None))]
 print(json.dumps([len(loaded), sum(len(pathlib.Path(file).read_text().splitlines()) for file in files)]))
 """
+_BOTH = """
+import os, sys, torch
+
+folder, watching, diagnosing = sys.argv[1:]
+sys.argv = ["", folder, "1"]
+if not os.fork():
+    exec(watching)
+    sys.exit()
+if os.wait()[1]:
+    sys.exit(1)
+sys.argv = ["", f"{folder}/watched2"]
+exec(diagnosing)
+"""
+"""Two processes that import PyTorch once."""
 
 
 def main() -> int:
@@ -90,22 +104,17 @@ def main() -> int:
 
 def loaded(tree: Path) -> dict[str, tuple[int, int]]:
     """Return how many modules of this package a watched step and a diagnosis of a capture load, and their lines."""
+    watching = f"{_LOOP}{_LOADED}sys.argv[2] = '2'{_LOOP}"  # the second has a capture
     with tempfile.TemporaryDirectory() as folder:
-        with_a_capture = f"{_LOOP}{_LOADED}sys.argv[2] = '2'{_LOOP}"
-        watched = _loaded(tree, with_a_capture, folder, "1")
-        return {"watch": watched, "diagnose": _loaded(tree, f"{_DIAGNOSIS}\nimport sys{_LOADED}", f"{folder}/watched2")}
+        lines = _run(tree, _BOTH, folder, watching, f"{_DIAGNOSIS}{_LOADED}").splitlines()
+    watched, diagnosed = (json.loads(line) for line in lines if line.startswith("["))
+    return {"watch": tuple(watched), "diagnose": tuple(diagnosed)}
 
 
 def _run(tree: Path, code: str, *arguments: str) -> str:
     environment = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree / 'kernels'}", "PYTHONWARNINGS": "ignore"}
     command = [sys.executable, "-c", code, *arguments]
     return subprocess.run(command, env=environment, cwd=tree, capture_output=True, text=True, check=True).stdout
-
-
-def _loaded(tree: Path, code: str, *arguments: str) -> tuple[int, int]:
-    """Return how many modules of this package a process has loaded by what it tells last, and their lines."""
-    modules, lines = json.loads(_run(tree, code, *arguments).splitlines()[-1])
-    return modules, lines
 
 
 def _dependencies(tree: Path) -> dict[str, int]:
