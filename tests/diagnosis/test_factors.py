@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from flashpoint.cli.diagnose_advice import FIXED, MATH, Exchange, advice, exchange_for, suspects
 from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis.call import AttentionCall
-from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.exact import Exact, exact
 from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
@@ -270,20 +271,37 @@ def test_a_factor_of_grad_q_is_no_bias_of_delta(size: float, factor: float, offs
     assert (found.kind, found.heads) == ("gradients_off", (3,))
 
 
-@pytest.mark.parametrize("mean", [False, True])
-def test_a_wrong_delta_without_a_mean_is_no_bias_but_a_wrong_gradient(mean: bool) -> None:
-    """δ of the row before. dQ was off by 90 %, and nothing was found, as an error along PK had to have a mean."""
-    call = call_of(by_position(CLEAN["sdpa"]), along_out(5) if mean else inputs(5, sequences=8))
+def with_wrong_delta(call: AttentionCall, delta_of: Callable[[Exact], Tensor], head: int) -> AttentionCall:
+    """The call with the dQ and dK of another δ [H, T] in a head."""
     assert call.grad_k is not None
     grad_q, grad_k = [], []
     for n in range(len(call.q)):
         true = exact(call, n)
-        delta = (true.grad_out * true.out).sum(-1)
-        error = (delta.roll(1, -1) - delta)[..., None]
+        error = (delta_of(true) - (true.grad_out * true.out).sum(-1))[..., None]
         grad_q.append(true.grad_q - call.form.scale * error * true.attended_keys)
         grad_k.append(true.grad_k - call.form.scale * true.probs.mT @ (error * true.q))
-    call.grad_k[:, 2] = torch.stack(grad_k)[:, 2].bfloat16()
-    (found,) = diagnose(with_grad_q(call, torch.stack(grad_q), 2)).findings
+    call.grad_k[:, head] = torch.stack(grad_k)[:, head].bfloat16()
+    return with_grad_q(call, torch.stack(grad_q), head)
+
+
+def of_the_row_before(true: Exact) -> Tensor:
+    return (true.grad_out * true.out).sum(-1).roll(1, -1)
+
+
+def of_an_o_in_fp8(true: Exact) -> Tensor:
+    return (true.grad_out * true.out.to(torch.float8_e4m3fn).double()).sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("delta", "mean"), [(of_the_row_before, False), (of_the_row_before, True), (of_an_o_in_fp8, False)]
+)
+def test_a_wrong_delta_without_a_mean_is_no_bias_but_a_wrong_gradient(
+    delta: Callable[[Exact], Tensor], mean: bool
+) -> None:
+    """δ of the row before: dQ was off by 90 %, and nothing was found, as an error along PK had to have a mean. Of an O
+    that is kept in FP8 for the backward pass nothing was found below 2 % of dQ."""
+    call = call_of(by_position(CLEAN["sdpa"]), along_out(5) if mean else inputs(5, sequences=8))
+    (found,) = diagnose(with_wrong_delta(call, delta, 2)).findings
     assert (found.kind, found.heads) == ("gradients_off", (3,))
     assert "as by a wrong δ" in found.text
 

@@ -36,8 +36,10 @@ _WEIGHT_OFF = 0.01
 (:func:`fp32_error`)."""
 _GRADIENT_OFF = 0.02
 """Relative error of dK and dV: BF16's roundings account for 0.005, FP32's of S and L for the rest."""
-_BEYOND_ROUNDING = 10.0
+_BEYOND_ROUNDING = 5.0
 """Times the error of δ that roundings make; that of P̄, O, dP, dS and dQ to BF16 makes up to 3."""
+_DELTA_OFF = 0.01
+"""Relative error of dQ from where such an error of δ is told: it lies along PK, as no other one does."""
 _TURNED = 0.25
 """Share of the squared error of O that is across O, from where its rows are not just short."""
 _LOST = 0.5
@@ -343,7 +345,8 @@ def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | N
     )
     off = over_sequences(measures)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
-    heads &= (off > _rounding(measures, "dQ").mean(0)) & ~explained_gradient(measures, off) & ~underflows(measures)
+    least = _rounding(measures, "dQ").mean(0) - (_GRADIENT_OFF - _DELTA_OFF)
+    heads &= (off > least) & ~explained_gradient(measures, off) & ~underflows(measures)
     if not heads.any():
         return None
     errs, normal = (float(x[heads].max()) for x in (noise, of_out))
