@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.peers import BACKENDS, Attention, backend, installed
+from benchmarks.peers import BACKENDS, Attention, backend, compiled, installed
 from benchmarks.rounds import ROUNDS, Timed, Times, block, interleaved, quartiles
 from benchmarks.shapes import AttentionShape, composed, overrides_of
 from benchmarks.shown import Report, heading
@@ -30,6 +30,7 @@ from flashpoint.files import CONFIGS
 from flashpoint.hardware import cores
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.named import variant_names
+from flashpoint.numerics.outside_delta import CORRECTED
 from flashpoint.numerics.variant import AttentionVariant
 
 CONTROL = "flash_fp32"
@@ -92,6 +93,8 @@ def measure(
 def chosen(attentions: Sequence[str]) -> list[AttentionVariant]:
     """Return the variants to measure, the control among them; all that have kernels if ``attentions`` are none.
 
+    Another library's kernel is among them where its δ is corrected; as it is it is measured anyway.
+
     Args:
         attentions: ``NAME[,KEY=VALUE…]`` each; settings beside those of the attention have no effect.
 
@@ -100,7 +103,11 @@ def chosen(attentions: Sequence[str]) -> list[AttentionVariant]:
     """
     names = [CONTROL, *attentions] if attentions else variant_names(CONFIGS / "attn")
     variants = {variant.name: variant for variant in (composed(overrides_of(name)).attn for name in names)}
-    return [variant for variant in variants.values() if variant.kernel == "flash"]
+    return [variant for variant in variants.values() if variant.kernel == "flash" or _is_corrected(variant)]
+
+
+def _is_corrected(variant: AttentionVariant) -> bool:
+    return variant.kernel in CORRECTED and variant.delta != "out"
 
 
 def candidates(variants: Sequence[AttentionVariant], device: torch.device) -> tuple[dict[str, Attention], list[str]]:
@@ -258,7 +265,11 @@ def _launched(call: Callable[[], object], device: torch.device) -> Timed:
 
 def _ours(variant: AttentionVariant, device: torch.device) -> Attention:
     seed_and_step = torch.zeros(2, dtype=torch.int64, device=device)
-    return lambda q, k, v: attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
+
+    def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
+
+    return compiled(variant.kernel, run) if _is_corrected(variant) else run
 
 
 def _compile(work: tuple[AttentionVariant, AttentionShape]) -> None:

@@ -33,7 +33,7 @@ def installed() -> tuple[dict[str, Attention], list[str]]:
 
     The backward pass of ``deterministic=True`` gives the same bits each time.
     """
-    found: dict[str, Attention] = {FLEX: _flex()}
+    found: dict[str, Attention] = {FLEX: compiled(FLEX, _flex)}
     missing = []
     for name, (package, module) in _PACKAGES.items():
         try:
@@ -56,21 +56,22 @@ def backend(kind: SDPBackend) -> Attention:
     return run
 
 
-def _flex() -> Attention:
-    """Return FlexAttention, compiled for each shape anew, as in a model whose shapes do not change."""
+def compiled(kernel: str, attend: Attention) -> Attention:
+    """Return what calls another library's ``kernel`` compiled for each shape anew, as in a model whose shapes do not
+    change."""
     functorch_config.donated_buffer = False  # which forbids to call a backward pass twice
-
-    def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return production_attention(FLEX, q, k, v)
-
-    compiled: Any = torch.compile(plain, fullgraph=True, dynamic=False)
+    of_shape: Any = torch.compile(attend, fullgraph=True, dynamic=False)
 
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        make_ready(FLEX, q.shape[2], q.device)
-        out: Tensor = compiled(q, k, v)
+        make_ready(kernel, q.shape[2], q.device)
+        out: Tensor = of_shape(q, k, v)
         return out
 
     return run
+
+
+def _flex(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return production_attention(FLEX, q, k, v)
 
 
 def _of_package(module: str, deterministic: bool) -> Attention:

@@ -332,7 +332,8 @@ def test_variants_with_kernels_are_chosen_by_name(monkeypatch: pytest.MonkeyPatc
         kernels, "variant_names", lambda _: ["flash_bf16", "sdpa", "standard"]
     )  # of 40 in as many looks
     assert names() == ["flash_bf16", "standard"]
-    assert names("sdpa") == ["flash_fp32"]  # PyTorch's backends are there in any case
+    assert names("sdpa", "flex") == ["flash_fp32"]  # others' attentions are there in any case
+    assert names("flex_fixed", "fa4_fixed") == ["flash_fp32", "flex_fixed", "fa4_fixed"]
     assert names("flash_fixed", "flash_fixed,attn.out_residual_bits=3")[1:] == [
         "flash_fixed",
         "flash_fixed out_residual_bits=3",
