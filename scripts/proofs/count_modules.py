@@ -21,7 +21,7 @@ from pathlib import Path
 
 from flashpoint.cli.table import Table, show
 
-MOST = {"watch": 45, "diagnose": 60}
+MOST = {"watch": 46, "diagnose": 60}
 """Modules of this package that may be loaded."""
 _LOOP = """
 import sys, torch, flashpoint
