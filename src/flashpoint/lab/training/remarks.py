@@ -11,7 +11,7 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metrics import steps_logged
 
 MANY_PASSES = 20
-"""experiment=ignite explodes with 18 passes as with 2, with 117 late or not at all (flashpoint survival 'corpus-h200:*')."""
+"""experiment=ignite explodes with 18 passes as with 2, with 117 late or not at all: survival 'corpus-h200:*'."""
 
 MOST_PARAMETERS = 1_000_000
 """Of a model that a CPU trains in minutes: experiment=demo_cpu has 0.1 million, experiment=demo_gpu 2 million."""
