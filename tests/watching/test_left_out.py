@@ -1,6 +1,8 @@
 """Which attention calls of a model are found, and what is told of those that are left out."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from torch import Tensor, nn
 
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
-from tests.watching.loops import Block, Pair, loop, plain
+from tests.watching.loops import Block, Pair, capturing, loop, plain
 
 
 class With(Block):
@@ -189,3 +191,55 @@ def test_layers_that_are_trained_later_are_told_to_have_no_norms(
     told = "2 attentions are trained, and norms of W_Q and W_K are logged of the 1 that"
     assert capsys.readouterr().err.count(told) == thaws
     assert run.columns["w_q_spectral_norm"][1].shape[0] == (1 if thaws else 2)
+
+
+def another(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) -> Tensor:
+    later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+    scores = (q @ k.mT * q.shape[-1] ** -0.5).masked_fill(later & is_causal, -torch.inf)
+    return scores.softmax(-1) @ v
+
+
+def test_a_function_in_the_place_of_pytorchs_attention_is_told_by_the_name_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(F, "scaled_dot_product_attention", another)
+    given = "torch.nn.functional:scaled_dot_product_attention"
+    loop(tmp_path / "unnamed", With(is_causal=True), steps=1)
+    assert given in capsys.readouterr().err
+    loop(tmp_path / "named", With(is_causal=True), capturing(0, 0), steps=1, functions=[given])
+    (call,) = read_calls(tmp_path / "named" / "own")
+    assert (call.attention, call.form.is_causal) == (given, True)
+
+
+def test_pytorchs_attention_is_seen_inside_what_took_its_place_before(tmp_path: Path) -> None:
+    """The watch took what was there at its import for PyTorch's: it saw neither."""
+    script = """
+import sys, torch, torch.nn.functional as F
+own = F.scaled_dot_product_attention
+F.scaled_dot_product_attention = lambda *given, **options: own(*given, **options)
+import flashpoint
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        q = super().forward(x).unflatten(-1, (2, 4)).transpose(1, 2)
+        return F.scaled_dot_product_attention(q, q, q, is_causal=True)
+model = Model(8, 8)
+with flashpoint.watch(model, runs_dir=sys.argv[1], name="run") as watched:
+    watched.capture()
+    loss = model(torch.randn(2, 5, 8)).square().mean()
+    loss.backward()
+    watched.step(loss)
+"""
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    assert [call.attention for call in read_calls(tmp_path / "run")] == ["sdpa"]
+
+
+def test_dimensions_beyond_four_are_to_be_flattened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Windows(Block):
+        def forward(self, x: Tensor, _: Tensor | None = None) -> Tensor:
+            q, k, v = self.qkv(x[:, None]).unflatten(-1, (3, 4, 8)).permute(3, 0, 1, 4, 2, 5)
+            return x + F.scaled_dot_product_attention(q, k, v).transpose(2, 3).flatten(3)[:, 0]
+
+    loop(tmp_path, Windows(), steps=1)
+    told = capsys.readouterr().err
+    assert "x.flatten(0, -4)" in told
+    assert "unflatten" not in told

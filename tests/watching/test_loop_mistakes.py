@@ -200,6 +200,15 @@ def test_a_step_for_each_micro_batch_is_told_once(
     assert not told or told in lines[0]
 
 
+def test_a_step_without_a_forward_pass_of_the_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def step(model: nn.Module, number: int, watched: Watch) -> None:
+        plain(model, number, watched)
+        watched.step(torch.tensor(1.0))
+
+    loop(tmp_path, step=step)
+    assert "was not called in this step" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("case", "told"), [("measured alone", 0), ("too small an update", 0), ("added", 1)])
 def test_weights_that_stand_still_are_micro_batches_where_gradients_are_added(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], case: str, told: int

@@ -32,7 +32,8 @@ from flashpoint.watching.left_out import LeftOut
 if TYPE_CHECKING:
     from flashpoint.numerics.variant import AttentionVariant
 
-_SDPA = F.scaled_dot_product_attention
+_SDPA = torch._C._nn.scaled_dot_product_attention
+"""PyTorch's own: a program may have put another one in its place in ``F`` before this module is imported."""
 _SDPA_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 _DROPOUT_ARGUMENTS = ("input", "p", "training", "inplace")
 

@@ -143,6 +143,11 @@ class Interceptor:
             return entered.pop_all().close
         raise AssertionError("unreachable")
 
+    @property
+    def was_called(self) -> bool:
+        """Whether a forward pass of the model has begun."""
+        return self._forward > 0
+
     def keep_at_least(self, sequences: int) -> None:
         """Keep more sequences of the calls to come."""
         self._sequences = max(self._sequences, sequences)

@@ -7,11 +7,13 @@ what it shards with.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.call import fit_together
@@ -19,6 +21,10 @@ from flashpoint.diagnosis.call import fit_together
 WITHOUT_GRADIENTS = "called without gradients, as in an evaluation or in checkpoints, which need use_reentrant=False"
 UNKNOWN = "the watched model called none that is PyTorch's, Transformers' or named by functions=['MODULE:NAME']"
 """Why a step has no attention at all."""
+NOT_CALLED = (
+    "the watched model itself was not called in this step: call watched.step once an optimiser step, and the model "
+    "before it"
+)
 TWICE = "differentiated twice, as for a gradient penalty, where only first derivatives are recorded"
 FROZEN = "no gradient goes through it, as in a frozen layer"
 TRANSFORMED = "called inside torch.vmap or another transform of torch.func, where nothing is recorded; call it outside"
@@ -50,6 +56,10 @@ def told_to_users_of(model: nn.Module, reason: str) -> str:
         return (
             f"{reason}; {name} does without Transformers' AttentionInterface, and what it computes itself is not seen"
         )
+    pytorchs = torch._C._nn.scaled_dot_product_attention
+    if reason == UNKNOWN and inspect.unwrap(F.scaled_dot_product_attention) is not pytorchs:  # stabilize wraps it
+        place = f"{F.__name__}:{pytorchs.__name__}"
+        return f"{reason}; {place.replace(':', '.')} is not PyTorch's any more: give functions=['{place}']"
     return reason
 
 
@@ -61,8 +71,10 @@ def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:
         return ""
     told = ", ".join(f"{name} {shapes[name]}" for name in ("q", "k", "v", "out"))
     if any(len(shapes[name]) != 4 for name in "qkv"):
-        remedy = "make them [B, H, T, d], as by x.unflatten(0, (B, H)) of [B·H, T, d], or for [T, H, d] give @bthd"
-        return f"{told}: not four dimensions; {remedy} in functions="
+        remedy = "as by x.unflatten(0, (B, H)) of [B·H, T, d], or for [T, H, d] give @bthd in functions="
+        if all(len(shapes[name]) > 4 for name in "qkv"):
+            remedy = "as by x.flatten(0, -4)"
+        return f"{told}: not four dimensions; make them [B, H, T, d], {remedy}"
     sequences, heads = ({shapes[name][at] for name in "qkv"} for at in range(2))
     reasons = {
         "not as many sequences each; expand k and v to those of q": len(sequences) > 1,

@@ -28,7 +28,14 @@ from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.interception import forget_ended, intercept
 from flashpoint.watching.interceptor import Hook, Interceptor
 from flashpoint.watching.latest_batches import LatestBatches, ModelInputs
-from flashpoint.watching.left_out import UNKNOWN, is_sharded, numbers_of_heads, perhaps_exchanged, told_to_users_of
+from flashpoint.watching.left_out import (
+    NOT_CALLED,
+    UNKNOWN,
+    is_sharded,
+    numbers_of_heads,
+    perhaps_exchanged,
+    told_to_users_of,
+)
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.projections import ByMetric, Found, by_metric
 from flashpoint.watching.step_calls import ShownCall
@@ -248,7 +255,7 @@ class Observer:
         if not calls:
             called = any(not call.is_differentiated_twice for call in shown)
             reasons = [one for one in reasons if one not in lacking or not called]
-            reasons = self._why_none(reasons, called and not shown.failed, interceptor.in_other_thread)
+            reasons = self._why_none(reasons, called and not shown.failed, interceptor)
             reasons = [told_to_users_of(self._model, reason) for reason in reasons]
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
             self._notices.warn(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
@@ -285,16 +292,16 @@ class Observer:
                 )
                 return
 
-    def _why_none(self, reasons: list[str], called: bool, in_other_thread: bool) -> list[str]:
+    def _why_none(self, reasons: list[str], called: bool, interceptor: Interceptor) -> list[str]:
         if called:
             return [
                 "no gradient came to any attention before watched.step: call it after the backward pass, or the loss "
                 "of this step uses none",
                 *reasons,
             ]
-        if in_other_thread and not reasons:
+        if interceptor.in_other_thread and not reasons:
             return ["the model was called in another thread than watched.step before; call both in one thread"]
-        return reasons or [UNKNOWN]
+        return reasons or [UNKNOWN if interceptor.was_called else NOT_CALLED]
 
 
 def _at_calls(modules: Mapping[int, str], of: int) -> str:
