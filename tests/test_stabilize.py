@@ -334,13 +334,17 @@ def test_compiled_it_counts_as_in_eager_mode(heads_of_keys: int) -> None:
                 assert told.clamped == counted
 
 
-def test_one_tensor_as_keys_and_values_is_traced() -> None:
+def test_one_tensor_as_keys_or_queries_and_values_is_traced() -> None:
     torch._dynamo.reset()
     q, k, _, grad_out = (x.requires_grad_() for x in inputs())
+
+    def attend(q: Tensor, k: Tensor) -> Tensor:
+        return causal(q, k, k) + causal(q, k, q)
+
     found = []
     with flashpoint.stabilize(MODEL):
-        for attend in (causal, torch.compile(causal, backend="aot_eager", fullgraph=True)):
-            found.append(torch.autograd.grad(attend(q, k, k), (q, k), grad_out))
+        for function in (attend, torch.compile(attend, backend="aot_eager", fullgraph=True)):
+            found.append(torch.autograd.grad(function(q, k), (q, k), grad_out))
     for one, other in zip(*found, strict=True):
         assert one.equal(other)
 

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from flashpoint.cli.diagnose_advice import FIXED, MATH, Exchange, advice, exchange_for, suspects
 from flashpoint.cli.diagnose_tables import tables
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact, exact
-from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of_scores, fitted_factor
+from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of, factors_of_scores, fitted_factor
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function
@@ -70,6 +71,20 @@ def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor |
     found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
     torch.testing.assert_close(found, torch.full((HEADS,), factor - 1, dtype=torch.float64), rtol=1e-5, atol=0)
     assert (left < 1e-4).all()
+
+
+def test_a_factor_accounts_for_an_o_of_which_it_leaves_little_in_every_sequence() -> None:
+    """Of two heads with rows that are switched off; one sequence of the second has other faults."""
+    rows, names = torch.ones(8, 2, dtype=torch.float64), [str(n) for n in range(8)]
+    left = 0.1 * rows
+    left[3, 1] = 0.5
+    small = {one.name: 1e-6 * rows for one in (table.SCORE_FACTOR_COARSE, table.SCORE_FACTOR_EXPECTED)}
+    switched_off = {table.DEAD_ROWS.name: rows, table.SCORE_SPACING.name: 1e-6 * rows}
+    found = factors_of(
+        {**small, **switched_off, table.SCORE_FACTOR.name: 0.3 * rows, table.SCORE_FACTOR_LEFT.name: left}, names
+    )
+    assert found.account.tolist() == [True, False]
+    assert found.scores.tolist() == [0.3, 0.0]
 
 
 def test_where_each_query_sees_one_key_no_factor_of_the_scores_shows() -> None:

@@ -11,11 +11,12 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.finding import fp32_error
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.result_measures import ROW_OFF, noise_of_grad_q
 from flashpoint.diagnosis.verdict import measured
-from tests.diagnosis.forms import call_in, written_out
+from tests.diagnosis.forms import call_in, weights_of, written_out
 
 NO_RESULTS = Results(None, None, None, None)
 
@@ -106,3 +107,22 @@ def test_dq_of_keys_that_are_0_tells_nothing_of_delta() -> None:
     call = call_in("causal")
     call = dataclasses.replace(call, k=torch.zeros_like(call.k))
     assert (noise_of_grad_q(exact(call, 0)) == math.inf).all()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_fp32_errs_by_the_spacing_of_the_largest_terms_of_scores_in_any_sequence(biased: bool) -> None:
+    """|q|·|k| of a key that is seen, and a bias of either sign where there is a weight; kernels hold S·log₂e."""
+    call = call_in("relative positions" if biased else "full")
+    size = torch.tensor([1.0, 8.0, 64.0, 1.0, 8.0, 1.0])[:, None, None, None]
+    form = dataclasses.replace(call.form, bias=None if call.form.bias is None else 8 * call.form.bias)
+    call = dataclasses.replace(call, q=call.q * size.bfloat16(), form=form)
+    q, k = (x.double().numpy() for x in (call.q, call.k))
+    terms = np.abs(q) @ np.abs(k.repeat(call.groups, 1)).swapaxes(-1, -2)
+    if form.bias is not None:
+        has_weight = weights_of(call.q.double(), call.k.double(), form)[0].numpy() >= 2**-24
+        terms += np.where(has_weight, np.abs(form.bias.double().numpy()), 0) / form.scale
+    largest = (form.scale * terms.max((-2, -1)) / np.log(2)).astype(np.float32)
+    found = measured(call, NO_RESULTS)
+    spacing = np.spacing(largest).astype(np.float64) * np.log(2)
+    np.testing.assert_allclose(found[table.SCORE_SPACING.name], spacing)
+    np.testing.assert_allclose(fp32_error(found), np.expm1(2.5 * spacing.max(0)))

@@ -19,13 +19,13 @@ PLAIN = AttentionVariant(name="plain")
 FILES = sorted((REPOSITORY / "configs/attn").glob("*.yaml"))
 
 
-def inputs() -> list[Tensor]:
+def inputs(length: int = 70) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    return [torch.randn(2, 4, 70, 16, generator=generator).bfloat16() for _ in range(3)]
+    return [torch.randn(2, 4, length, 16, generator=generator).bfloat16() for _ in range(3)]
 
 
-def out_and_grads(variant: AttentionVariant, layer: int) -> list[Tensor]:
-    q, k, v = (x.requires_grad_() for x in inputs())
+def out_and_grads(variant: AttentionVariant, layer: int, length: int = 70) -> list[Tensor]:
+    q, k, v = (x.requires_grad_() for x in inputs(length))
     out = attention(q, k, v, variant, layer=layer, seed_and_step=torch.tensor([1, 2]))
     out.float().square().sum().backward()
     return [x for x in (out.detach(), q.grad, k.grad, v.grad) if x is not None]
@@ -35,6 +35,7 @@ def selecting(**selection: Any) -> AttentionVariant:
     return dataclasses.replace(CHOSEN, elsewhere=PLAIN, **selection)
 
 
+@pytest.mark.parametrize("length", [70, 2])  # as many tokens as chosen heads
 @pytest.mark.parametrize(
     ("selection", "layer", "selected"),
     [
@@ -47,10 +48,10 @@ def selecting(**selection: Any) -> AttentionVariant:
     ],
 )
 def test_each_head_computes_as_if_its_variant_were_everywhere(
-    selection: dict[str, tuple[int, ...]], layer: int, selected: set[int]
+    selection: dict[str, tuple[int, ...]], layer: int, selected: set[int], length: int
 ) -> None:
-    mixed = out_and_grads(selecting(**selection), layer)
-    chosen, others = out_and_grads(CHOSEN, layer), out_and_grads(PLAIN, layer)
+    mixed = out_and_grads(selecting(**selection), layer, length)
+    chosen, others = out_and_grads(CHOSEN, layer, length), out_and_grads(PLAIN, layer, length)
     assert not torch.equal(chosen[0], others[0])
     for result, by_choice, by_other in zip(mixed, chosen, others, strict=True):
         for head in range(4):
@@ -119,6 +120,7 @@ BOUNDED = ("beta", "gamma", "tie_tolerance", "max_shift", "shift_offset", "denom
         ({"tie_tolerance": -1.0}, "attn.tie_tolerance=-1.0"),
         *(({name: value}, f"attn.{name}={value}") for name in BOUNDED for value in (math.nan, math.inf)),
         ({"max_shift": -1.0}, "attn.max_shift=-1.0"),
+        ({"denominator_floor": 1.0}, "attn.denominator_floor=1.0"),
         ({"shift_offset": 100.0}, "attn.shift_offset=100.0"),
         ({"normalizer": "before_product"}, "attn.normalizer=before_product"),
         ({"delta": "out_independent", "out_unnormalized": NEAREST}, "attn.delta=out_independent"),
