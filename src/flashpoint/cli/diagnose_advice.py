@@ -22,6 +22,7 @@ _WORDS = {
     "dropped_tile": "a block of keys has no weight",
     "stale_maximum": "a block of keys has a wrong weight",
     "logsumexp_block": "L is wrong in the backward pass",
+    "rounded_logsumexp": "L is rounded between the passes",
     "out_rows": "rows of O are wrong",
     "gradients_off": "gradients are wrong",
     "delta_bias": "δ is biased",
@@ -86,6 +87,10 @@ _ALONE = {
     "rounded_denominator": (
         "Attention that is computed line by line usually rounds P after its division by ℓ, which is no fault. A "
         "rounded ℓ is one. --attention flash_fp32 tells what an attention without a fault returns."
+    ),
+    "rounded_logsumexp": (
+        "The forward pass has to save L in FP32. In BF16 each row of P errs by up to 2⁻⁸ |L| in the backward pass, and "
+        "dQ, dK and dV with it. --attention flash_fp32 tells what an attention without a fault returns."
     ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "

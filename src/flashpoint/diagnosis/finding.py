@@ -31,6 +31,8 @@ _MOST = 10_000
 _OF_GRADIENTS, _OF_ANY_SCORES = 8.0, 0.2
 """What the error of a gradient may be where rounded scores account for it: so many times O's, and so much at least. A
 dV that nearly cancels erred by 0.05, eleven times as much as O."""
+FOLLOWS = 0.5
+"""Slope of an error on what a rounding makes, above which the error is surely of that rounding."""
 FEW = 3
 """Different sequences without which nothing is said of δ."""
 

@@ -13,6 +13,8 @@ from flashpoint.diagnosis.call import AttentionCall, identities_of
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.factors import Factors
 from flashpoint.diagnosis.finding import (
+    FOLLOWS,
+    FP32_COARSE,
     Finding,
     Make,
     as_rounded,
@@ -296,6 +298,23 @@ def underflows(measures: Measures) -> Tensor:
             lost |= ((error > _GRADIENT_OFF) & (fp16 > _GRADIENT_OFF)).any(0)
             accounted &= ~(error > 2 * fp16 + _rounding(measures, what)).any(0)
     return lost & accounted
+
+
+def rounded_logsumexp(measures: Measures, identities: Sequence[str], finding: Make) -> Finding | None:
+    """The heads whose dQ is as of an L of 16 bits, in nats or in powers of two."""
+    for one in (table.LOGSUMEXP_ROUNDED, table.LOGSUMEXP_ROUNDED_2):
+        if one.name not in measures:
+            continue
+        slope, margin = mean_and_margin(measures[one.name], identities)
+        heads = (slope - margin > FOLLOWS) & (fp32_error(measures) < FP32_COARSE)
+        if heads.any():
+            off = float(over_sequences(measures)[table.GRAD_Q.error.name][heads].mean())
+            text = (
+                f"dQ is off by {off:.1e}, and its rows have the factors that an L of 16 bits makes, with slope "
+                f"{float(slope[heads].mean()):.2f}: L is rounded between the two passes"
+            )
+            return finding("rounded_logsumexp", heads, text)
+    return None
 
 
 def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:

@@ -244,6 +244,16 @@ OUT_ERROR_COARSE = Measure(
     "O error of a coarser attention",
     sentence="Of the declared variant, or of one that rounds S and Ō, too.",
 )
+SUMS_ROUNDED = Measure(
+    "sums_rounded",
+    "O as of a rounded Ō",
+    trouble="up",
+    pooled="mean where known",
+    sentence=(
+        "Of numbers of O that the rounding of Ō at each tile of keys changes, the share that is so less the share that "
+        "is as without; NaN where none tells."
+    ),
+)
 OUT_TURNED = Measure("out_turned", "O error across O", sentence="The part of `out_error` that is across FP64's rows.")
 OUT_NUMBERS = Measure(
     "out_numbers",
@@ -321,6 +331,16 @@ GRAD_Q_FACTOR = Measure(
     trouble="away from 0",
     pooled="mean where known",
     sentence="By least squares across PK, where an error of δ moves nothing.",
+)
+LOGSUMEXP_ROUNDED, LOGSUMEXP_ROUNDED_2 = (
+    Measure(
+        name,
+        f"dQ as of a rounded L{of}",
+        trouble="up",
+        pooled="mean where known",
+        sentence="Slope of dQ's error on what rounding L to 16 bits makes, across PK, and what rounding S makes.",
+    )
+    for name, of in (("logsumexp_rounded", ""), ("logsumexp_rounded_2", ", in powers of 2"))
 )
 ALONG_MEAN_KEY = Measure(
     "along_mean_key",

@@ -34,6 +34,8 @@ BF16 = 2**-9
 FP16_STEP = 2**-24
 """How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
 FP16_MAX = 65_504.0
+_ROWS = 512
+"""Rows of a sequence, about as many, of which dQ is asked whether L is rounded."""
 _UNKNOWNS = 3
 """Of the regression in :func:`delta_follows`: two slopes and a constant. As many rows fit whatever they hold."""
 _LEAST_LEFT = 1e-12
@@ -77,6 +79,7 @@ def of_results(
         if name == "grad_q":
             measured |= of_grad_q(found, true)
             measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
+            measured |= of_logsumexp(found, true, torch.float16 if call.q.dtype == torch.float16 else torch.bfloat16)
             errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true)
         if name == "grad_k" and delta_error is not None:
             of_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
@@ -112,6 +115,7 @@ def _of_returned_out(
     numbers = measured[table.OUT_NUMBERS.name] = _degrees_of_freedom(error.flatten(-2))
     of_scores = ((true.probs > 0).sum(-1) - 1).clamp(0, true.out.shape[-1]).sum(-1)
     measured[table.OUT_NUMBERS_OF_SCORES.name] = torch.minimum(numbers, of_scores.clamp_min(1))
+    measured[table.SUMS_ROUNDED.name] = rounded.as_of_rounded_sums
     measured[table.LENGTH_ROWS.name] = _degrees_of_freedom(_length_errors(found, true))
     measured |= _expected(expected, coarse, true)
     factor, of_coarse, of_expected = factors_of_scores((found, coarse, expected), true)
@@ -163,6 +167,37 @@ def of_grad_q(found: Tensor, true: Exact) -> Measures:
         **relative(table.GRAD_DELTA, error, true.bound),
         table.ALONG_MEAN_KEY.name: along,
     }
+
+
+def of_logsumexp(found: Tensor, true: Exact, dtype: torch.dtype) -> Measures:
+    """Return those measures of :func:`of_results` that say whether dQ [H, T, d] is as of an L of few bits, [H] each.
+
+    P = exp(S - L) has a factor in each row then, and so has dQ. Scores of few bits make such a factor, too, in a row
+    with nearly one key: what they make is left out, and rows are compared across PK, where an error of δ moves nothing.
+    """
+    some = slice(None, None, -(-true.q.shape[1] // _ROWS))
+    scores, probs, grad_scores = true.scores[:, some], true.probs[:, some], true.grad_scores[:, some]
+    changed = (scores.to(dtype).double() - scores).nan_to_num(0.0).exp()
+    changed = changed / ((probs * changed).sum(-1, keepdim=True) + 1 - true.mass[:, some, None]) - 1
+    moved = (true.grad_out[:, some] * ((true.weights[:, some] * changed) @ true.v)).sum(-1, keepdim=True)
+    of_scores = true.scale * ((changed * grad_scores - (1 + changed) * true.slopes[:, some] * moved) @ true.k)
+    pk = true.attended_keys[:, some]
+    unit = pk / pk.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    grad_q = true.grad_q[:, some]
+    error, whole, of_scores = (
+        (x - (x * unit).sum(-1, keepdim=True) * unit).flatten(-2) for x in (found[:, some] - grad_q, grad_q, of_scores)
+    )
+    of_scores = _without(of_scores, whole)
+    logsumexp = scores.logsumexp(-1) - true.mass[:, some].log()
+    slopes = {}
+    for unit_of_l, one in ((1.0, table.LOGSUMEXP_ROUNDED), (math.log2(math.e), table.LOGSUMEXP_ROUNDED_2)):
+        lost = (logsumexp - (logsumexp * unit_of_l).to(dtype).double() / unit_of_l).nan_to_num(0.0, 0.0, 0.0)
+        made = (whole.unflatten(-1, grad_q.shape[1:]) * torch.expm1(lost)[..., None]).flatten(-2)
+        size = made.square().sum(-1)
+        made = _without(_without(made, whole), of_scores)
+        left = made.square().sum(-1)
+        slopes[one.name] = torch.where(left > _LEAST_LEFT * size, (made * error).sum(-1) / left, torch.nan)
+    return slopes
 
 
 def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:

@@ -6,6 +6,7 @@ Shapes: :mod:`flashpoint.diagnosis.call`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cached_property, partial
 
 import torch
@@ -49,8 +50,28 @@ class RoundedOut:
     @cached_property
     def in_its_tiles(self) -> Tensor:
         """The same in tiles of which the returned O tells: those that leave most of its elements rounded once."""
-        block_k = self._block_k()
+        block_k = self._block_k
         return self.of_probs if block_k == _BLOCKS[0] else out_of_rounded_probs(self._call, self._n, block_k)
+
+    @property
+    def as_of_rounded_sums(self) -> Tensor:
+        """Of the elements of O that are others where Ō is rounded at each tile, to the inputs' dtype: the share that is
+        as with it less the share that is as without [H] float64; NaN of a head without such elements.
+
+        Without such a rounding none is expected above 0. O is the rounding of a number that differs from the
+        reference's by what other tiles make: to either side alike, and less often by more. The reference's own number
+        is nearer to the middle of those that round as without than of those that round as with it.
+        """
+        dtype = _dtype(self._call)
+        if dtype is None or not _reference_knows(self._call):
+            return self.out.new_full(self.out.shape[:1], torch.nan)
+        returned = self._telling(self.out)
+        once, twice = (
+            self._telling(of).to(dtype).double()
+            for of in (self.in_its_tiles, partial(_out_of_rounded_sums, self._call, self._n, self._block_k))
+        )
+        as_once, as_twice, differ = (x.sum((-2, -1)) for x in (returned == once, returned == twice, once != twice))
+        return (as_twice - as_once).double() / differ
 
     def coarser(self, declared: AttentionVariant | None) -> Tensor:
         """O [H, T_q, d_v] float64 as the attention declares its roundings, or else :func:`out_of_rounded_scores`."""
@@ -58,19 +79,25 @@ class RoundedOut:
             return out_of_rounded_scores(self._call, self._n)
         return out_of(declared, self._call, self._n)
 
+    @cached_property
     def _block_k(self) -> int | None:
         dtype, length = _dtype(self._call), self._call.k.shape[2]
         if dtype is None or not _reference_knows(self._call):
             return _BLOCKS[0]
-        ends = [-(-length * quarter // 4) for quarter in (1, 2, 3, 4)]
-        rows, found = [slice(max(0, end - _TELLING), end) for end in ends], dict[int | None, int]()
-        returned = torch.cat([self.out[:, some] for some in rows], 1)
+        returned, found = self._telling(self.out), dict[int | None, int]()
         for block_k in (block for block in _BLOCKS if block == _BLOCKS[0] or length > (block or _BLOCKS[0])):
-            of_probs = torch.cat([out_of_rounded_probs(self._call, self._n, block_k, some) for some in rows], 1)
+            of_probs = self._telling(partial(out_of_rounded_probs, self._call, self._n, block_k))
             found[block_k] = int((of_probs.to(dtype).double() == returned).sum())
             if found[block_k] > _ALL_BUT * returned.numel():
                 break
         return max(found, key=found.__getitem__)
+
+    def _telling(self, out: Tensor | Callable[[slice], Tensor]) -> Tensor:
+        """Return the rows of O that tell tiles apart, [H, R, d_v]; of what returns those of a slice, too."""
+        length = self.out.shape[1]
+        ends = [-(-length * quarter // 4) for quarter in (1, 2, 3, 4)]
+        rows = [slice(max(0, end - _TELLING), end) for end in ends] if length > 4 * _TELLING else [slice(0, length)]
+        return torch.cat([out[:, some] if isinstance(out, Tensor) else out(some) for some in rows], 1)
 
 
 def out_of_rounded_probs(
@@ -85,6 +112,19 @@ def out_of_rounded_probs(
     if not _reference_knows(call):
         return _out_of_rounded(call, n, None, _dtype(call))
     return out_of(AttentionVariant(probs=_rounding(call), out=UNROUNDED, block_k=block_k), call, n, rows)
+
+
+def _out_of_rounded_sums(call: AttentionCall, n: int, block_k: int | None, rows: slice) -> Tensor:
+    """Return the same where Ō is rounded, too, after each tile."""
+    rounding = _rounding(call)
+    sums = AttentionVariant(
+        probs=rounding,
+        out_unnormalized=rounding,
+        out_unnormalized_when="per_block",
+        out=UNROUNDED,
+        block_k=block_k,
+    )
+    return out_of(sums, call, n, rows)
 
 
 def out_of_rounded_scores(call: AttentionCall, n: int) -> Tensor:

@@ -19,6 +19,7 @@ from flashpoint.diagnosis.exact import exact, with_scale_of_dropout
 from flashpoint.diagnosis.factors import Factors, factor_findings, factors_of
 from flashpoint.diagnosis.finding import (
     DEAD_ROWS,
+    FOLLOWS,
     FP32_COARSE,
     FP32_STEPS,
     Finding,
@@ -37,6 +38,7 @@ from flashpoint.diagnosis.large_faults import (
     fp16_underflow,
     lost_logsumexp,
     nonfinite,
+    rounded_logsumexp,
     underflows,
     wrong_delta,
     wrong_rows,
@@ -52,7 +54,6 @@ if TYPE_CHECKING:
 
 _LENGTH_OFF = 5e-4
 """Of the length error's root mean square beyond what is expected; a BF16 ℓ adds 1e-3 or more."""
-_FOLLOWS = 0.5
 _EXPLAINED = 0.25
 """Of the mean of row sums, that the response of O to a shift of all scores accounts for. Of a bias of δ it is 0."""
 _MOST_BY_ROUNDING = 2**-7
@@ -219,6 +220,7 @@ def _findings(
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
     large_faults = (
         wrong_weights(call, measures, probed, factors, finding),
+        rounded_logsumexp(measures, identities, finding),
         wrong_rows(measures, factors, call.groups, finding),
         fp16_underflow(measures, finding),
     )
@@ -239,9 +241,11 @@ def _findings(
     biased &= ~responds
     found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
     found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
-    rough = ~of_length & ~factors.of_scores & told_apart & _out_errs(measures)
-    if not declares and rough.any():
+    if not declares:
+        fine = ~of_length & ~factors.of_scores & told_apart
+        rough = fine & _out_errs(measures)
         found.append(_coarse_rounding(call, measures, rough, finding))
+        found.append(_rounded_sums(measures, fine & ~rough, identities, finding))
     of_rows = _rounded_denominator(measures, of_length, finding)
     found += [of_rows or _rounded_head(following, finding), _dead(measures, dead, finding)]
     return [one for one in found if one is not None]
@@ -308,7 +312,7 @@ def _following(
     if call.q.dtype in (torch.float32, torch.float64):  # whose O may be held in BF16 all the same
         expected = expected.clamp_min(BF16**2)
     only_rounded = mean_square(measures, table.OUT_ERROR) < _ROUNDED * expected
-    surely, surely_not = mean - margin > _FOLLOWS, mean + margin < _FOLLOWS
+    surely, surely_not = mean - margin > FOLLOWS, mean + margin < FOLLOWS
     return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 
 
@@ -369,7 +373,22 @@ def _rounded_head(following: _Following | None, finding: Make) -> Finding | None
     return finding("rounded_head", following.surely, text)
 
 
-def _coarse_rounding(call: AttentionCall, measures: Measures, heads: Tensor, finding: Make) -> Finding:
+def _rounded_sums(measures: Measures, heads: Tensor, identities: Sequence[str], finding: Make) -> Finding | None:
+    """Say in which of some heads [H] Ō is surely rounded at each tile of keys, which may move O by less than P̄ does."""
+    share, margin = mean_and_margin(measures[table.SUMS_ROUNDED.name], identities)
+    heads = heads & (share - margin > 0)
+    if not heads.any():
+        return None
+    text = (
+        f"Ō is rounded at each tile of keys: of the numbers of O which that changes, {float(share[heads].mean()):.0%} "
+        "more are as with it than as without"
+    )
+    return finding("coarse_rounding", heads, text)
+
+
+def _coarse_rounding(call: AttentionCall, measures: Measures, heads: Tensor, finding: Make) -> Finding | None:
+    if not heads.any():
+        return None
     errs, normal, coarse = (
         float(measures[one.name][:, heads].mean())
         for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED, table.OUT_ERROR_COARSE)
