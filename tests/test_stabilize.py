@@ -206,6 +206,7 @@ def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> 
     assert not inside[0].equal(before[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checkpoints", [False, True])
 def test_compiled_once_for_any_length_several_calls_are_as_eager(checkpoints: bool) -> None:
     torch._dynamo.reset()
