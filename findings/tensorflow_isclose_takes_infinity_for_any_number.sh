@@ -5,8 +5,8 @@
 # and JAX say that 7 is not close to infinity, and that infinity is close to itself. TensorFlow's
 # tf.experimental.numpy.isclose and allclose, and keras.ops.isclose with TensorFlow, ask alone for
 # |a - b| <= atol + rtol |b|. With b infinite that is true of all finite a, and of a = b it is NaN <= infinity, which is
-# false. So a comparison with expected values that have overflowed passes whatever was computed. Turned round it fails,
-# which few tests do. keras.ops.allclose with TensorFlow is right, and so all of Keras with JAX and PyTorch.
+# false. So a comparison with expected values that have overflowed passes whatever was computed. Turned round it fails.
+# keras.ops.allclose with TensorFlow is right, and so all of Keras with JAX and PyTorch.
 #
 # Seen with tensorflow 2.21.0, keras 3.15.1, jax 0.10.2, numpy 2.4 and Python 3.11 on a CPU, 2026-11-30. Of 7 and
 # infinity, infinity and 7, infinity and infinity:
