@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from flashpoint.early_warning import Sentinel
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
+from flashpoint.watching.projections import ProjectedGradients, Projection
 from tests.watching.loops import Block, Pair, loop, spectral_norms
 
 Project = Callable[[Tensor], Tensor]
@@ -206,6 +207,21 @@ def test_products_with_parameters_of_no_module_are_found(tmp_path: Path, name: s
     for metric, norms in zip(("w_q_spectral_norm", "w_k_spectral_norm"), expected, strict=True):
         np.testing.assert_allclose(run.columns[metric][1][0, :, 0], norms, rtol=1e-3)
     assert len(called) == 2
+
+
+def test_gradients_of_a_parameter_of_three_dimensions_are_told_by_head() -> None:
+    """As where NaN came in the heads of a dQ or dK: by the largest magnitude of each."""
+    heads, fused = _parameter(32, 4, 8), _parameter(96, 32)
+    of_q, of_k = torch.arange(32).view(4, 8), torch.arange(32, 64).view(4, 8)
+    found = {
+        "w_q_spectral_norm": [(Projection(heads, (0,), of_q),)],
+        "w_k_spectral_norm": [(Projection(fused, (1,), of_k),)],
+    }
+    for one in (heads, fused):
+        one.grad = torch.randn_like(one)
+    largest = ProjectedGradients(found).largest()
+    torch.testing.assert_close(largest["dQ"][0], heads.grad.abs().amax((0, 2)))
+    torch.testing.assert_close(largest["dK"][0], fused.grad[32:64].view(4, -1).abs().amax(1))
 
 
 class TwoStreams(nn.Module):
