@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from flashpoint.early_warning import Sentinel
@@ -311,6 +312,24 @@ def test_a_layer_whose_queries_are_no_product_leaves_the_others_watched(
     assert "W_Q of layer 1 is not known" in told
     assert "q of layer 1 (first) is made of a parameter [1, 4, 5, 8] without a product" in told
     np.testing.assert_allclose(judged[0], [[np.nan] * 4, norms], rtol=1e-3)
+
+
+@pytest.mark.parametrize("made_by", [weight_norm, spectral_norm])
+def test_a_weight_that_is_computed_is_told_as_such_and_not_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], made_by: Callable[[nn.Module], nn.Module]
+) -> None:
+    """It was told to be a parameter without a product. Who asks for a weight of spectral_norm changes it."""
+    weights = []
+    for interval in (1, 100):
+        torch.manual_seed(0)
+        model = Pair()
+        made_by(model.first.qkv)
+        loop(tmp_path, model, weights_interval=interval, interval=interval)
+        weights.append(model.state_dict())
+    assert (
+        "q of layer 1 (first) is made by a weight that torch.nn.utils.parametrize computes" in capsys.readouterr().err
+    )
+    torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
 def test_the_three_matrices_of_a_multi_head_attention_are_found(tmp_path: Path) -> None:

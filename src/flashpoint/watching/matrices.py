@@ -240,6 +240,8 @@ def _matrix(module: Any) -> _Matrix | str | None:
     layers = sys.modules.get("peft.tuners.lora.layer")
     adapted = layers is not None and isinstance(module, layers.LoraLayer)
     base = module.get_base_layer() if adapted else module
+    if "weight" in getattr(base, "parametrizations", ()):  # to ask for it may change it: spectral_norm then iterates
+        return "is made by a weight that torch.nn.utils.parametrize computes, as weight_norm"
     weight = base._parameters.get("weight")
     if weight is None or weight.dim() != 2:
         return None
