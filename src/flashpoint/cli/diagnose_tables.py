@@ -434,5 +434,5 @@ def _rounded_up(count: int) -> int:
 
 _UNSEEN_CAUSE = (
     "Most explosions that this package knows begin with a W_Q that grows, and the attention can be the cause where "
-    "nothing is found: docs/findings/appendix.md, A real explosion."
+    "nothing is found: docs/watching.md, Limits."
 )

@@ -375,7 +375,7 @@ The last tells of δ only where the backward pass takes it from the O that was r
 SEQUENCES = 256
 """Of the steps after a capture, in which the error of δ is measured, unless the loop asks for others.
 
-Where δ has a noise of 2e-4 a row, as in an explosion of docs/findings/appendix.md, the bias of a sequence of 2,048 rows
+Where δ has a noise of 2e-4 a row, as in explosions of runs/reference/own-run-h100, the bias of a sequence of 2,048 rows
 spreads by 2e-4 / √2048 = 4.4e-6. Student's t of 256 sequences and 4 heads begins at 3.7: what shows is
 3.7 · 4.4e-6 / √256 = 1.0e-6, the smallest error that made a run explode (docs/findings/mechanism.md)."""
 
