@@ -207,6 +207,7 @@ def test_a_function_in_the_place_of_pytorchs_attention_is_told_by_the_name_to_gi
     loop(tmp_path / "unnamed", With(is_causal=True), steps=1)
     assert given in capsys.readouterr().err
     loop(tmp_path / "named", With(is_causal=True), capturing(0, 0), steps=1, functions=[given])
+    assert "is not PyTorch's" not in capsys.readouterr().err
     (call,) = read_calls(tmp_path / "named" / "own")
     assert (call.attention, call.form.is_causal) == (given, True)
 
@@ -229,7 +230,8 @@ with flashpoint.watch(model, runs_dir=sys.argv[1], name="run") as watched:
     loss.backward()
     watched.step(loss)
 """
-    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True)
+    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+    assert "what it does beside is not judged" in ran.stderr
     assert [call.attention for call in read_calls(tmp_path / "run")] == ["sdpa"]
 
 

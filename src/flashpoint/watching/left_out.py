@@ -56,11 +56,16 @@ def told_to_users_of(model: nn.Module, reason: str) -> str:
         return (
             f"{reason}; {name} does without Transformers' AttentionInterface, and what it computes itself is not seen"
         )
-    pytorchs = torch._C._nn.scaled_dot_product_attention
-    if reason == UNKNOWN and inspect.unwrap(F.scaled_dot_product_attention) is not pytorchs:  # stabilize wraps it
-        place = f"{F.__name__}:{pytorchs.__name__}"
+    if reason == UNKNOWN and (place := other_than_pytorchs()):
         return f"{reason}; {place.replace(':', '.')} is not PyTorch's any more: give functions=['{place}']"
     return reason
+
+
+def other_than_pytorchs() -> str:
+    """Return where PyTorch's attention was, as ``functions`` names it, if a program has put another function there."""
+    pytorchs = torch._C._nn.scaled_dot_product_attention
+    used = inspect.unwrap(F.scaled_dot_product_attention)  # flashpoint.stabilize wraps what is there
+    return "" if used is pytorchs else f"{F.__name__}:{pytorchs.__name__}"
 
 
 def shapes_left_out(tensors: Mapping[str, Tensor]) -> str:

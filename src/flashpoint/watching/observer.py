@@ -33,6 +33,7 @@ from flashpoint.watching.left_out import (
     UNKNOWN,
     is_sharded,
     numbers_of_heads,
+    other_than_pytorchs,
     perhaps_exchanged,
     told_to_users_of,
 )
@@ -279,10 +280,16 @@ class Observer:
         self.not_recorded = [*reasons, *uncalled, *incomplete]
 
     def _ask_whether_exchanged(self, trained: Sequence[ShownCall]) -> None:
-        """Ask once, at the first step with attention: of a model with other attentions, too, one line is enough."""
+        """Ask once, at the first step with attention: of a model with other attentions, too, one line is enough.
+        And tell that something stands around PyTorch's."""
         if self._asked or not trained:
             return
         self._asked = True
+        if (place := other_than_pytorchs()) and place not in [one.word for one in self._functions]:
+            self._notices.warn(
+                f"{place.replace(':', '.')} is not PyTorch's any more: the attention inside it is recorded, and what "
+                f"it does beside is not judged; functions=['{place}'] records the whole"
+            )
         heads, lengths = numbers_of_heads(self._model), self._inputs.lengths(self._trained_pass, self.rows)
         for called in (call.called for call in trained):
             if signs := perhaps_exchanged(called.q.shape, lengths, heads):
