@@ -1,7 +1,7 @@
 """A loop after nanoGPT's shape, with flashpoint in it: three lines watch it, one chooses the attention.
 
 python examples/nanogpt.py                                    # PyTorch's attention
-python examples/nanogpt.py attention=flash_exact_rowsum       # the drop-in
+python examples/nanogpt.py attention=flash_fixed              # the drop-in
 flashpoint watch runs/nanogpt
 flashpoint diagnose runs/nanogpt
 

@@ -1,7 +1,7 @@
 """A plain PyTorch loop, with no language model: a forecaster of noisy sine waves, watched.
 
 python examples/plain_pytorch.py                                 # PyTorch's attention
-python examples/plain_pytorch.py attention=flash_exact_rowsum    # the drop-in
+python examples/plain_pytorch.py attention=flash_fixed           # the drop-in
 """
 
 import math

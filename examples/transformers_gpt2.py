@@ -1,7 +1,7 @@
 """A GPT-2 or Llama of Transformers in a plain loop: watched, and with an attention that holds.
 
 python examples/transformers_gpt2.py                                       # PyTorch's attention
-python examples/transformers_gpt2.py attention=flash_exact_rowsum          # the drop-in
+python examples/transformers_gpt2.py attention=flash_fixed                 # the drop-in
 python examples/transformers_gpt2.py model=llama                           # grouped-query heads
 """
 

@@ -294,7 +294,7 @@ def test_a_loop_from_failure_to_fix(tmp_path: Path, example: Any, kind: str, mon
     assert found_in(tmp_path / "failing") == [(kind, 2, (3,))]
     if kind != "delta_bias":  # the loop with the fix is the same whatever the fault was
         return
-    fixed = example.attention_named("flash_exact_rowsum")
+    fixed = example.attention_named("flash_fixed")
     example.train(fixed, **settings, runs=str(tmp_path), name="fixed")
     assert found_in(tmp_path / "fixed") == []
 
@@ -321,7 +321,7 @@ def test_transformers_loop_from_failure_to_fix(tmp_path: Path, model: str) -> No
     options = {**SMALL, "layers": "2", "model": model, "runs": str(tmp_path)}
     transformers_gpt2.train(TEXT, "faulty", **options, name="failing")
     assert found_in(tmp_path / "failing") == [("delta_bias", 1, (2,))]
-    transformers_gpt2.train(TEXT, implementation("flash_exact_rowsum"), **options, name="fixed")
+    transformers_gpt2.train(TEXT, implementation("flash_fixed"), **options, name="fixed")
     assert found_in(tmp_path / "fixed") == []
 
 
