@@ -212,6 +212,7 @@ def test_a_function_in_the_place_of_pytorchs_attention_is_told_by_the_name_to_gi
     assert (call.attention, call.form.is_causal) == (given, True)
 
 
+@pytest.mark.slow
 def test_pytorchs_attention_is_seen_inside_what_took_its_place_before(tmp_path: Path) -> None:
     """The watch took what was there at its import for PyTorch's: it saw neither."""
     script = """
