@@ -276,9 +276,9 @@ def fp16_underflow(measures: Measures, finding: Make) -> Finding | None:
     return finding("fp16_underflow", heads, text)
 
 
-def _rounding(measures: Measures, what: str) -> Tensor:
-    """Return the relative error [N, H] of O, dQ, dK or dV that roundings account for."""
-    of_all = (_GRADIENT_OFF + fp32_error(measures)).expand_as(measures[table.LARGEST_SCORE.name])
+def _rounding(measures: Measures, what: str, off: float = _GRADIENT_OFF) -> Tensor:
+    """Return the relative error [N, H] of O, dQ, dK or dV that roundings account for: ``off``, and what FP32's add."""
+    of_all = (off + fp32_error(measures)).expand_as(measures[table.LARGEST_SCORE.name])
     return of_all + by_cap(measures, _CAPS[what]) if what in _CAPS else of_all
 
 
@@ -364,7 +364,7 @@ def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | N
     )
     off = over_sequences(measures)[table.GRAD_Q.error.name]
     heads = heads & (noise > _BEYOND_ROUNDING * (of_out.square() + of_grad_q.square()).sqrt())
-    least = _rounding(measures, "dQ").mean(0) - (_GRADIENT_OFF - _DELTA_OFF)
+    least = _rounding(measures, "dQ", _DELTA_OFF).mean(0)
     heads &= (off > least) & ~explained_gradient(measures, off) & ~underflows(measures)
     if not heads.any():
         return None
