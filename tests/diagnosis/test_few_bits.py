@@ -129,7 +129,7 @@ def test_the_slope_is_the_share_of_what_rounding_l_makes(share: float, unit: flo
     })  # fmt: skip
     name = "logsumexp_rounded" if unit == 1 else "logsumexp_rounded_2"
     slopes = measured(call, Results.kept(call))[name]
-    torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share).double(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
 def test_scores_of_few_bits_are_no_rounded_l_where_rows_have_nearly_one_key() -> None:
