@@ -1,5 +1,6 @@
 """The lines with which a run ends: how, which heads grew, the page, and the command to type next."""
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,14 +23,19 @@ def made(
     losses: float = 2.0,
     of: Path | None = None,
     shape: Mapping[str, Any] | None = None,
+    doubling: float = math.inf,
     **settings: Any,
 ) -> RunFolder:
-    """A run of 1,700 steps, in which W_Q of layer 2, head 1 doubles every 250 steps if it explodes, at step 1,344."""
+    """A run of 1,700 steps, in which W_Q of layer 2, head 1 doubles every 250 steps if it explodes, at step 1,344.
+
+    Args:
+        doubling: after how many steps W_Q of layer 2, head 2 has doubled.
+    """
     exploded = settings.get("onset") is not None
     parent = {"parent": {"run": str(of), "from_step": None}} if of else {}
     metrics: list[dict[str, Any]] = [{"step": 0, "loss": losses}]
     for step in range(0, 1700, 50):
-        norms = [[1.0, 1.1], [2 ** (step / 250) if exploded else 1.2, 1.0]]
+        norms = [[1.0, 1.1], [2 ** (step / 250) if exploded else 1.2, 2 ** (step / doubling)]]
         metrics.append({"step": step, "w_q_spectral_norm": norms})
     write_run(
         path,
@@ -68,6 +74,21 @@ def test_an_explosion_names_its_heads_and_how_long_before_it_was_foretold(
         f"next: flashpoint train replay={run.path} attn=flash_fixed",
     ]
     assert [line.split()[0] for line in told(run, capsys, of_sweep=True)] == ["flash_bf16", "W_Q", "page:"]
+
+
+@pytest.mark.parametrize(
+    ("doubling", "heads"),
+    [
+        (251, "head 1 (×4.0, to 36.8) and head 2 (×4.0, to 36.2)"),  # 2 ** (1,300 / 251): half of four heads grow
+        (400, "head 1 (×4.0, to 36.8)"),  # 2 ** (1,300 / 400) = 9.5, less than half of the other
+    ],
+)
+def test_all_large_heads_of_a_small_model_that_grew_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], doubling: float, heads: str
+) -> None:
+    """Beside the median of four heads, of which two grow, none stood out: the line left their growth out."""
+    run = made(tmp_path / "run", "flash_bf16", onset=1344, doubling=doubling)
+    assert told(run, capsys)[1].startswith(f"W_Q of layer 2 grew in 500 steps: {heads}; ")
 
 
 def test_the_next_command_of_a_run_that_held_is_another_seed(

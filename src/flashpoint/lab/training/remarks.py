@@ -22,9 +22,8 @@ def tell_what_kind_of_run(config: Config, device: torch.device) -> None:
     if device.type == "cpu":
         parameters = RunSize.of_config(config, "cpu").parameters
         notify(
-            "no GPU: a small model explodes because its attention rounds the output O (experiment=demo_cpu) or an "
-            "intermediate result (experiment=laptop) to few bits; the explosion of BF16 itself takes thousands of "
-            "steps of experiment=demo_gpu on a GPU"
+            "no GPU: so small a model explodes where its attention rounds to fewer bits than BF16 has; BF16's own "
+            "explosion takes thousands of steps of experiment=demo_gpu on a GPU"
             if parameters < MOST_PARAMETERS
             else f"no GPU: a step of a model of {parameters:,} parameters takes long on a CPU; "
             "experiment=demo_cpu is the one for a CPU"
