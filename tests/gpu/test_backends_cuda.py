@@ -51,7 +51,7 @@ def test_each_backend_runs_near_fp64_and_nothing_is_found(tmp_path: Path) -> Non
         assert (row["why not"], row["findings"]) == ("", ""), name
         assert all(0 < row[error] < 2**-6 for error in ERRORS), name
         assert row["follows O"] is not None, name
-    assert all("needs" in row["why not"] or row["O error"] < 2**-6 for row in rows.values())
+    assert all(row["why not"] or row["O error"] < 2**-6 for row in rows.values())  # installed ones may not compute here
     assert "sdpa:cudnn was called outside PyTorch's deterministic mode" in told["tables"][0]["note"]
 
 

@@ -62,7 +62,7 @@ def test_a_branch_has_the_runs_attention_in_its_heads() -> None:
     assert not torch.equal(both[0][:, 0], both[1][:, 0])
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "flash_exact_rowsum"])
+@pytest.mark.parametrize("attention", ["sdpa", "flash_fixed"])
 def test_a_loop_is_watched_and_branched_off(tmp_path: Path, attention: str) -> None:
     nanogpt.train(nanogpt.attention_named(attention), **SMALL, runs=str(tmp_path), name="own")
     run = open_run("own", tmp_path)
