@@ -359,6 +359,7 @@ def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path,
     dataclasses.replace(call, **vars(found)).write(tmp_path / "layer-03.safetensors")
     told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout
     assert "δ is biased" in told.splitlines()[0]
+    assert ("look at the backward pass" in told.splitlines()[0]) == (source == "another")
     assert ("the bias has another source" in told) == (source == "another")
     assert ("fault in the kernel's own" in told) == (source == "another")
     assert ("flashpoint.stabilize(" in told) == (source == "the rounding of O")

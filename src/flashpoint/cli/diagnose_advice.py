@@ -290,7 +290,8 @@ def verdict(
         told += f", and {where}"
     kinds = {one.kind for one in findings}
     if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
-        return f"{told}; try {exchange.remedy}." if exchange.remedy else f"{told}."
+        source = "O's rounding is not the cause: look at the backward pass, or " * first.beyond_rounding
+        return f"{told}; {source}try {exchange.remedy}." if exchange.remedy else f"{told}."
     return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
 
 
