@@ -68,6 +68,35 @@ def test_rotary_and_normed_queries_are_traced_to_their_matrix(tmp_path: Path, he
         np.testing.assert_allclose(run.columns[name][1][0, :, 0], norms, rtol=1e-3)
 
 
+def normed_over_all_heads(x: Tensor) -> Tensor:
+    features = x.transpose(1, 2).flatten(2)
+    return rotated(F.layer_norm(features, features.shape[-1:]).unflatten(2, (-1, 8)).transpose(1, 2))
+
+
+def divided_by_a_length_over_all_heads(x: Tensor) -> Tensor:
+    return rotated(x * x.float().square().mean((1, 3), keepdim=True).rsqrt().to(x.dtype))
+
+
+@pytest.mark.parametrize("norm", [normed_over_all_heads, divided_by_a_length_over_all_heads])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("heads", [2, 16])
+def test_the_features_of_a_head_are_known_behind_a_norm_over_all_heads(
+    tmp_path: Path, heads: int, dtype: torch.dtype, norm: Project
+) -> None:
+    """Each feature reaches all heads through the norm's denominator."""
+    torch.manual_seed(0)
+    model = Heads(nn.Linear(32, 8 * heads), nn.Linear(32, 8 * heads), nn.Linear(32, 8 * heads), norm).to(dtype)
+
+    def step(_model: nn.Module, number: int, watched: Watch) -> None:
+        x = torch.randn(3, 12, 32, generator=torch.Generator().manual_seed(number)).to(dtype)
+        (loss := model(x)).backward()
+        watched.step(loss.float(), x)
+
+    run = loop(tmp_path, model, step, steps=2)
+    for name, weight in (("w_q_spectral_norm", model.q.weight), ("w_k_spectral_norm", model.k.weight)):
+        np.testing.assert_allclose(run.columns[name][1][0, :, 0], spectral_norms(weight), rtol=1e-3)
+
+
 class Adapted(nn.Module):
     """A matrix and a low-rank one beside it."""
 
@@ -262,12 +291,16 @@ def test_of_two_matrices_for_tokens_of_two_kinds_the_larger_norm_counts(tmp_path
 class LoraLayer(nn.Module):
     """What PEFT's has, as far as it is asked: a stand-in, for PEFT is not installed here."""
 
-    def __init__(self) -> None:
+    def __init__(self, dora: bool) -> None:
         super().__init__()
         self.base_layer = nn.Linear(32, 32).requires_grad_(False)
         self.lora_A = nn.ModuleDict({"mine": nn.Linear(32, 4, bias=False)})
         self.lora_B = nn.ModuleDict({"mine": nn.Linear(4, 32, bias=False)})
-        self.use_dora, self.active_adapters = {"mine": False}, ["mine"]
+        lengths = nn.Module()
+        lengths.weight = nn.Parameter(1 + torch.rand(32))
+        self.lora_magnitude_vector = nn.ModuleDict({"mine": lengths} if dora else {})
+        self.use_dora, self.active_adapters = {"mine": dora}, ["mine"]
+        self.lora_variant = {"mine": DoraLinearVariant()} if dora else {}
         self.merged = self.disable_adapters = False
 
     def get_base_layer(self) -> nn.Module:
@@ -276,20 +309,47 @@ class LoraLayer(nn.Module):
     def get_delta_weight(self, name: str) -> Tensor:
         return 2 * self.lora_B[name].weight @ self.lora_A[name].weight
 
+    def effective(self) -> Tensor:
+        whole = self.base_layer.weight + self.get_delta_weight("mine")
+        if not self.use_dora["mine"]:
+            return whole
+        return self.lora_magnitude_vector["mine"].weight[:, None] * whole / whole.detach().norm(dim=1, keepdim=True)
+
     def forward(self, x: Tensor) -> Tensor:
+        if self.use_dora["mine"]:
+            return F.linear(x, self.effective(), self.base_layer.bias)
         added = self.lora_B["mine"](F.dropout(self.lora_A["mine"](x), 0.1))
         return self.base_layer(x) + 2 * added
 
 
-def test_what_an_adapter_of_peft_adds_is_counted_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+class DoraLinearVariant:
+    """PEFT has a class of this name."""
+
+
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_an_adapter_of_peft_adds_is_counted_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dora: bool
+) -> None:
     """Nothing before it has a gradient, so the graph does not show the frozen matrix."""
     monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", types.SimpleNamespace(LoraLayer=LoraLayer))
-    model = Heads(LoraLayer(), nn.Linear(32, 32), nn.Linear(32, 32), rotated)
+    model = Heads(LoraLayer(dora), nn.Linear(32, 32), nn.Linear(32, 32), rotated)
     run = loop(tmp_path, model, steps=2)
     q = model.q
-    adapted = q.base_layer.weight + q.get_delta_weight("mine")
-    np.testing.assert_allclose(run.columns["w_q_spectral_norm"][1][0, :, 1], spectral_norms(adapted), rtol=1e-2)
-    assert not np.allclose(spectral_norms(adapted), spectral_norms(q.base_layer.weight), rtol=1e-2)
+    np.testing.assert_allclose(run.columns["w_q_spectral_norm"][1][0, :, 1], spectral_norms(q.effective()), rtol=1e-2)
+    assert not np.allclose(spectral_norms(q.effective()), spectral_norms(q.base_layer.weight), rtol=1e-2)
+
+
+def test_another_kind_of_adapter_of_peft_is_not_taken_for_a_low_rank_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Some route tokens or draw noise."""
+    monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", types.SimpleNamespace(LoraLayer=LoraLayer))
+    adapted = [LoraLayer(dora=False) for _ in range(3)]
+    for one in adapted:
+        one.lora_variant = {"mine": types.SimpleNamespace()}
+    run = loop(tmp_path, Heads(*adapted), steps=2)
+    assert "w_q_spectral_norm" not in run.columns
+    assert "adapter of PEFT that adds no matrix" in capsys.readouterr().err
 
 
 def test_a_layer_whose_queries_are_no_product_leaves_the_others_watched(

@@ -247,16 +247,26 @@ def _matrix(module: Any) -> _Matrix | str | None:
         return None
     if not adapted and sum(one.dim() > 1 for one in module.parameters()) > 1:
         return "is a sum of several products, as with an adapter"
+    kinds = {type(one).__name__ for one in getattr(module, "lora_variant", {}).values()}
     adds = adapted and weight.is_floating_point() and hasattr(module, "get_delta_weight")
-    if adapted and (not adds or any(module.use_dora.values())):
+    if adapted and (not adds or kinds - {"DoraLinearVariant"}):
         return "is made by an adapter of PEFT that adds no matrix to another one"
+    by_column = not isinstance(base, nn.Linear) and type(base).__name__ == "Conv1D"  # GPT-2's, in Transformers
 
     def added() -> Tensor:
         names = [] if module.merged or module.disable_adapters else module.active_adapters
-        parts = [module.get_delta_weight(name) for name in names if name in module.lora_A]
-        return cast(Tensor, sum(parts[1:], parts[0])) if parts else torch.zeros(())
+        parts = [of_adapter(name) for name in names if name in module.lora_A]
+        return sum(parts[1:], parts[0]) if parts else torch.zeros(())
 
-    by_column = not isinstance(base, nn.Linear) and type(base).__name__ == "Conv1D"  # GPT-2's, in Transformers
+    def of_adapter(name: str) -> Tensor:
+        part: Tensor = module.get_delta_weight(name)
+        if not module.use_dora.get(name):
+            return part
+        whole, inputs = weight + part, 0 if by_column else 1  # DoRA gives each feature a length that it learns
+        lengths = torch.linalg.vector_norm(whole, dim=inputs, keepdim=True)
+        learned: Tensor = module.lora_magnitude_vector[name].weight
+        return whole * (learned.unsqueeze(inputs) / lengths) - weight
+
     return _Matrix(weight, by_column, added if adapted else None)
 
 
@@ -317,28 +327,40 @@ def _heads_of_features(q: Tensor, product: Product, copies: int) -> Tensor:
     asked *= (places % copies == 0)[:, None, None]
     devices, source = [q.device] if q.device.type == "cuda" else [], GradientEdge(*_source(q))
 
-    def answer(exponents: Tensor) -> Tensor:
-        times = torch.exp2(exponents.float())[:, None, None]
+    def answer(times: Tensor) -> Tensor:
         with torch.random.fork_rng(devices):  # what is computed anew may draw dropout: the same each time
-            given = (asked * times).to(q.dtype)
+            given = (asked * times[:, None, None]).to(q.dtype)
             (of_output,) = torch.autograd.grad(source, product.edge, given, retain_graph=True)
         return product.by_feature(of_output).float()
 
-    base = answer(torch.zeros_like(heads))
+    base = answer(torch.ones_like(heads))
     size = base.abs()
     clear = size > size.amax(0) / 1024  # smaller ones may have lost bits
     largest = size.argmax(0, keepdim=True)
     found = torch.zeros(base.shape[-1], dtype=torch.int64, device=q.device)
     for place in range(_digits(len(heads))):
         digit = heads // _DIGITS**place % _DIGITS
-        other = answer(digit - _DIGITS // 2)
+        other = answer(torch.exp2((digit - _DIGITS // 2).float()))
         times = (other.gather(0, largest) / base.gather(0, largest)).flatten()
         exponent = torch.log2(times.abs()).nan_to_num(0.0, 0.0, 0.0).round()
         expected = base * torch.exp2(exponent)
         if not ((other - expected).abs() <= expected.abs() / 8)[clear].all():
-            raise NotFound("has features of several heads, as behind a norm over all heads")
+            found = _largest_parts(base, answer, heads)
+            break
         found += (exponent.long() + _DIGITS // 2) * _DIGITS**place
     return torch.where(size.amax(0) > 0, found, -1)
+
+
+def _largest_parts(base: Tensor, answer: Callable[[Tensor], Tensor], heads: Tensor) -> Tensor:
+    """Return the head of each feature from which at least three quarters of its squared gradient come: one bit in each
+    backward pass, by the sign of what comes to the head."""
+    found = torch.zeros(base.shape[-1], dtype=torch.int64, device=base.device)
+    for bit in range(int(heads.max()).bit_length()):
+        part = (answer(1 - 2 * (heads >> bit & 1)) * base).sum(0) / base.square().sum(0)  # 1 − 2 of the share with −1
+        if bool((part.abs() < 0.5).any()):
+            raise NotFound("has features of several heads")
+        found += (part < 0).long() << bit
+    return found
 
 
 def _digits(heads: int) -> int:
