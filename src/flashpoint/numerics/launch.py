@@ -143,25 +143,6 @@ def flash_bwd_dq(
     return _grad_q(plan, grad_out, q, k, v, (out, logsumexp, out_for_delta), seed_and_step)
 
 
-def flash_bwd_dkdv(
-    grad_out: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    rows: Tensor,
-    drift: Tensor,
-    variant: AttentionVariant,
-    *,
-    layer: int,
-    seed_and_step: Tensor,
-    causal: bool = True,
-    scale: float | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return the second half of :func:`flash_bwd`: dK and dV [B, H, T, d] from what :func:`flash_bwd_dq` returned."""
-    plan = _plan(variant, layer, q.shape, q.device, chip_of(q.device), causal, scale)
-    return _grad_kv(plan, grad_out, q, k, v, rows, drift, seed_and_step)
-
-
 class Passes:
     """Both passes on tensors of one shape on one GPU.
 
@@ -331,34 +312,17 @@ def _plan(
     causal: bool,
     scale: float | None,
 ) -> _Plan:
-    B, H, T, d = shape
+    _, H, T, d = shape
     groups = variant.groups(layer, H)
     variants = [chosen for chosen, _ in groups]
-    tiles = tiles_of(None if INTERPRETED else chip, d)
-    tokens_of_block = [chosen.block_k or triton.next_power_of_2(T) for chosen in variants]
-    sizes, sizes_q, sizes_kv = tiles.forward, tiles.grad_q, tiles.grad_kv
-    bk = max(16, min(sizes.bk, *tokens_of_block))
-    choices = _choices(groups, layer, d, causal, scale)
-    forward = {
-        "D": d, "BQ": sizes.bq, "BK": bk,
-        **_choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in tokens_of_block]),
-        "PAIRS": not INTERPRETED and capability(chip) >= PAIRS_FROM, **launch_options(sizes),
-    }  # fmt: skip
-    in_one_pass = any(chosen.corrects_in_one_pass for chosen in variants)
-    grad_q = {"D": d, "BQ": sizes_q.bq, "BK": sizes_q.bk, **choices, **launch_options(sizes_q, in_one_pass)}
-    grad_kv = {"D": d, "BQ": sizes_kv.bq, "BK": sizes_kv.bk, **choices, **launch_options(sizes_kv)}
-    programs = triton.cdiv(T, sizes.bq) * B * H
     side_by_side = max(1, GROUP_BYTES // (4 * T * d))  # the heads whose K and V stay in L2 together
-
     warp_groups = None
     if runs_warp_groups(groups, layer, d, None if INTERPRETED else chip, causal, scale):
         from flashpoint.numerics.warp_groups import WarpGroups  # Gluon is there for NVIDIA's chips alone
 
-        warp_groups = WarpGroups(shape, device, choices["C"], side_by_side)
-
-    def blocks_of(*tokens: int) -> list[list[int]]:
-        return [[1, 1, some, d] for some in tokens]
-
+        warp_groups = WarpGroups(shape, device, _choices(groups, layer, d, causal, scale)["C"], side_by_side)
+    tiles = tiles_of(None if INTERPRETED else chip, d)
+    forward, statistics, grad_q, grad_kv = _launches(groups, layer, shape, tiles, chip, causal, scale)
     return _Plan(
         shape=tuple(shape),
         strides=strides_by_token(shape),
@@ -374,23 +338,43 @@ def _plan(
         no_statistics=(torch.empty(0, dtype=torch.int32, device=device),) * 2,
         no_drift=torch.empty(0, dtype=torch.float32, device=device),
         tiles=tiles,
-        blocks=triton.cdiv(T, sizes_q.bq),
+        blocks=triton.cdiv(T, tiles.grad_q.bq),
         side_by_side=side_by_side,
         warp_groups=warp_groups,
-        forward=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": False}),
-        statistics=KeptLaunch(flash_fwd_kernel, programs, blocks_of(sizes.bq, bk, bk), {**forward, "STATISTICS": True}),
-        grad_q=KeptLaunch(
-            flash_bwd_dq_kernel,
-            triton.cdiv(T, sizes_q.bq) * B * H,
-            blocks_of(sizes_q.bq, sizes_q.bk, sizes_q.bk, sizes_q.bk, sizes_q.bq),
-            grad_q,
-        ),
-        grad_kv=KeptLaunch(
-            flash_bwd_dkdv_kernel,
-            triton.cdiv(T, sizes_kv.bk) * B * H,
-            blocks_of(sizes_kv.bq, sizes_kv.bk, sizes_kv.bk, sizes_kv.bq),
-            grad_kv,
-        ),
+        forward=forward,
+        statistics=statistics,
+        grad_q=grad_q,
+        grad_kv=grad_kv,
+    )
+
+
+def _launches(
+    groups: Groups, layer: int, shape: torch.Size, tiles: Tiles, chip: str | None, causal: bool, scale: float | None
+) -> tuple[KeptLaunch, KeptLaunch, KeptLaunch, KeptLaunch]:
+    """Return the launches of the forward pass, of the one that counts, of dQ, and of dK and dV."""
+    B, H, T, d = shape
+    fwd, dq, dkdv = tiles.forward, tiles.grad_q, tiles.grad_kv
+    tokens_of_block = [chosen.block_k or triton.next_power_of_2(T) for chosen, _ in groups]
+    bk = max(16, min(fwd.bk, *tokens_of_block))
+    choices = _choices(groups, layer, d, causal, scale)
+    of_fwd = {
+        "D": d, "BQ": fwd.bq, "BK": bk,
+        **_choices(groups, layer, d, causal, scale, [max(1, block // bk) for block in tokens_of_block]),
+        "PAIRS": not INTERPRETED and capability(chip) >= PAIRS_FROM, **launch_options(fwd),
+    }  # fmt: skip
+    in_one_pass = any(chosen.corrects_in_one_pass for chosen, _ in groups)
+    of_dq = {"D": d, "BQ": dq.bq, "BK": dq.bk, **choices, **launch_options(dq, in_one_pass)}
+    of_dkdv = {"D": d, "BQ": dkdv.bq, "BK": dkdv.bk, **choices, **launch_options(dkdv)}
+
+    def kept(kernel: Any, tokens: int, copied: Sequence[int], given: dict[str, Any]) -> KeptLaunch:
+        """Return launches with a program for so many tokens, that copies tiles of so many tokens of its tensors."""
+        return KeptLaunch(kernel, triton.cdiv(T, tokens) * B * H, [[1, 1, some, d] for some in copied], given)
+
+    return (
+        kept(flash_fwd_kernel, fwd.bq, (fwd.bq, bk, bk), {**of_fwd, "STATISTICS": False}),
+        kept(flash_fwd_kernel, fwd.bq, (fwd.bq, bk, bk), {**of_fwd, "STATISTICS": True}),
+        kept(flash_bwd_dq_kernel, dq.bq, (dq.bq, dq.bk, dq.bk, dq.bk, dq.bq), of_dq),
+        kept(flash_bwd_dkdv_kernel, dkdv.bk, (dkdv.bq, dkdv.bk, dkdv.bk, dkdv.bq), of_dkdv),
     )
 
 
