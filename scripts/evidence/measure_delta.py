@@ -61,9 +61,8 @@ def drawn() -> dict[str, AttentionCall]:
         elif kind == "large scores":  # up to some 500
             q, k = q * 11, k * 11
         calls[kind] = AttentionCall(
-            q=q.bfloat16(), k=k.bfloat16(), v=v.bfloat16(), grad_out=grad_out.bfloat16(), out=None, grad_q=None,
-            grad_k=None, grad_v=None, form=Form(is_causal=True, scale=SIZE**-0.5), layer=1, step=0, attention=kind,
-        )  # fmt: skip
+            q.bfloat16(), k.bfloat16(), v.bfloat16(), grad_out.bfloat16(), Form(True, SIZE**-0.5), 1, 0, kind
+        )
     return calls
 
 

@@ -235,9 +235,7 @@ def test_the_inputs_may_be_what_watch_captured(tmp_path: Path) -> None:
     for step in (5, 9):
         folder = tmp_path / f"captures/step-{step:09}"
         folder.mkdir(parents=True)
-        AttentionCall(q, k, v, grad_out, None, None, None, None, Form(False, 0.3), 2, step, "mine").write(
-            folder / "layer-02.safetensors"
-        )
+        AttentionCall(q, k, v, grad_out, Form(False, 0.3), 2, step, "mine").write(folder / "layer-02.safetensors")
     arguments = ("sdpa:math", "--inputs", tmp_path, "--precision", "fp64", "--of", "O,dQ", "--device", "cpu")
     (given,) = captured_inputs(tmp_path, [9], [], None, None, torch.device("cpu"))
     expected = torch.nn.functional.scaled_dot_product_attention(

@@ -112,7 +112,7 @@ def test_a_damaged_run_does_not_keep_its_capture_from_being_diagnosed(tmp_path: 
 def captured(fault: Fault, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> AttentionCall:
     generator = torch.Generator().manual_seed(seed)
     q, k, v, grad_out = (torch.randn(4, 2, 64, 16, generator=generator).to(dtype) for _ in range(4))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), 3, 9 + seed, "mine")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.25), 3, 9 + seed, "mine")
     function = faulty_attention(fault)
     found = results_of(lambda q, k, v, causal, scale: function(q, k, v, causal, scale), call)
     return dataclasses.replace(call, **vars(found))
@@ -125,7 +125,7 @@ def capture(path: Path, fault: Fault) -> None:
 def test_layers_of_several_sizes_are_told_as_that(tmp_path: Path) -> None:
     for layer, (sequences, heads, length, size) in enumerate(((4, 2, 20, 8), (3, 4, 1, 16)), 1):
         q, k, v, grad_out = torch.randn(4, sequences, heads, length, size).bfloat16()
-        call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), layer, 9, "sdpa")
+        call = AttentionCall(q, k, v, grad_out, Form(True, 0.25), layer, 9, "sdpa")
         found = results_of(lambda q, k, v, causal, scale: F.scaled_dot_product_attention(
             q, k, v, is_causal=causal, scale=scale), call)  # fmt: skip
         dataclasses.replace(call, **vars(found)).write(tmp_path / f"layer-0{layer}.safetensors")
@@ -235,7 +235,7 @@ def test_a_function_of_the_users_that_errs_in_most_heads_is_not_called_faulty(
         return (scores.masked_fill(later, -torch.inf).softmax(-1) @ v.double()).to(q.dtype)
 
     tensors = [x.bfloat16() for x in (q, k, v, grad_out)]
-    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, name)
+    call = AttentionCall(*tensors, Form(True, 0.25), 1, 0, name)
     dataclasses.replace(call, **vars(results_of(capped, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert [row["heads"] for row in findings["rows"]] == [", ".join(map(str, range(1, wrong + 1)))]
@@ -259,7 +259,7 @@ def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str,
         coarse = out.detach().to(torch.float8_e5m2).double()
         return (out + (coarse - out.detach()) * (what == "coarse")).to(q.dtype)
 
-    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, "mine:attend")
+    call = AttentionCall(*tensors, Form(True, 0.25), 1, 0, "mine:attend")
     dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert {row["heads"] for row in findings["rows"]} == {"1, 2, 3, 4"}
@@ -281,7 +281,7 @@ def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_pat
         column = q.double() @ key.mT * scale + 1
         return (torch.cat([scores, column], -1).softmax(-1)[..., :-1] @ v.double()).to(q.dtype)
 
-    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.25), 1, 0, name)
+    call = AttentionCall(*tensors, Form(True, 0.25), 1, 0, name)
     dataclasses.replace(call, **vars(results_of(attend, call))).write(tmp_path / "layer-01.safetensors")
     (findings, *_) = diagnose(str(tmp_path))["tables"]
     assert {row["finding"] for row in findings["rows"]} == {"dead_rows"}
@@ -354,7 +354,7 @@ def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path,
     variant = dataclasses.replace(variant_of("flash_fp32"), delta_error=error)
     if source == "the rounding of O":
         v, grad_out = 1 + 0.05 * v, 1 + 0.3 * grad_out
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), 3, 9, name)
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.25), 3, 9, name)
     found = results_of(lambda q, k, v, c, s: attention(q, k, v, is_causal=c, scale=s, variant=variant), call)
     dataclasses.replace(call, **vars(found)).write(tmp_path / "layer-03.safetensors")
     told = CliRunner().invoke(main, ["diagnose", str(tmp_path)]).stdout

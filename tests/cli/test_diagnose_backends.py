@@ -70,7 +70,7 @@ def capture(
     q, k, v, grad_out = tensors
     found = results(tensors, causal, SDPBackend.FLASH_ATTENTION) if recorded else [None] * 4
     out, grad_q, grad_k, grad_v = found
-    call = AttentionCall(q, k, v, grad_out, out, grad_q, grad_k, grad_v, form or Form(causal, SCALE), 2, 7, "sdpa")
+    call = AttentionCall(q, k, v, grad_out, form or Form(causal, SCALE), 2, 7, "sdpa", out, grad_q, grad_k, grad_v)
     folder.mkdir(exist_ok=True)
     call.write(folder / "layer-02.safetensors")
     return tensors

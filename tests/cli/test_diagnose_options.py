@@ -29,7 +29,7 @@ def write_call(folder: Path, layer: int, *, nan: bool = False, wrong: bool = Fal
         out[0, 0, 5] *= 2
     if made:
         out[0, 0, 5] = torch.nan
-    call = AttentionCall(q, k, v, grad_out, out, None, None, None, Form(True, 0.5), layer, 0, "sdpa")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.5), layer, 0, "sdpa", out)
     call.write(folder / f"layer-{layer:02}.safetensors")
 
 

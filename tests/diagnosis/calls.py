@@ -36,7 +36,7 @@ def inputs(
 
 def call_of(function: Function, tensors: list[Tensor], scale: float = SIZE**-0.5) -> AttentionCall:
     q, k, v, grad_out = tensors
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, scale), 2, 7, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, scale), 2, 7, "f")
     found = results_of(function, call)
     return dataclasses.replace(call, **vars(found))
 

@@ -88,7 +88,7 @@ def inputs_of(name: str, seed: int, factor: float = 1.0, dtype: torch.dtype = to
 def call_in(name: str, seed: int = 0, factor: float = 1.0) -> AttentionCall:
     """A call without results."""
     q, k, v, grad_out = inputs_of(name, seed, factor)
-    return AttentionCall(q, k, v, grad_out, None, None, None, None, FORMS[name], 1, 0, name)
+    return AttentionCall(q, k, v, grad_out, FORMS[name], 1, 0, name)
 
 
 def written_out(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:

@@ -33,7 +33,7 @@ def called(function: Function, seed: int, sequences: int, step: int = 7, heads_k
     generator = torch.Generator().manual_seed(seed)
     shapes = [(sequences, heads, LENGTH, SIZE) for heads in (HEADS, heads_kv, heads_kv, HEADS)]
     q, k, v, grad_out = (torch.randn(shape, generator=generator).bfloat16() for shape in shapes)
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 2, step, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, SIZE**-0.5), 2, step, "f")
     return dataclasses.replace(call, **vars(results_of(function, call)))
 
 

@@ -36,7 +36,7 @@ def test_every_form_is_computed_as_autograd_computes_its_definition(name: str) -
 def test_an_error_of_delta_is_read_from_dq_in_every_form(name: str) -> None:
     """δ + ε in the backward pass, by autograd: L has the derivative P by S, so ε·L takes ε·P from dS."""
     call = call_in(name, factor=2.0)
-    call, _, empty = without_empty_rows(call, Results(None, None, None, None))
+    call, _, empty = without_empty_rows(call, Results())
     error = torch.randn(call.q.shape[:3], generator=torch.Generator().manual_seed(3)).double()
     if empty is not None:
         error = error.masked_fill(empty, 0.0)

@@ -52,7 +52,7 @@ def capped(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float, cap: fl
 def test_the_factors_are_what_was_planted() -> None:
     """In FP64; an error of δ, which moves dQ along PK alone, changes nothing."""
     q, k, v, grad_out = (x.double() for x in along_out(1))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.2), 1, 0, "f")
     true, other = exact(call, 0), exact(dataclasses.replace(call, form=Form(True, 0.2 * (1 + 1e-6))), 0)
     (found,) = factors_of_scores([other.out], true)
     torch.testing.assert_close(found, torch.full((HEADS,), 1e-6, dtype=torch.float64), rtol=1e-4, atol=0)
@@ -66,7 +66,7 @@ def test_the_factors_are_what_was_planted() -> None:
 def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor | None) -> None:
     """In FP64. A sink's score has no factor."""
     q, k, v, grad_out = (x.double() for x in along_out(1))
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2, sink=sink), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.2, sink=sink), 1, 0, "f")
     true, other = exact(call, 0), exact(dataclasses.replace(call, form=Form(True, 0.2 * factor, sink=sink)), 0)
     found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
     torch.testing.assert_close(found, torch.full((HEADS,), factor - 1, dtype=torch.float64), rtol=1e-5, atol=0)
@@ -89,7 +89,7 @@ def test_a_factor_accounts_for_an_o_of_which_it_leaves_little_in_every_sequence(
 
 def test_where_each_query_sees_one_key_no_factor_of_the_scores_shows() -> None:
     q, k, v, grad_out = (x[:, :, :1].double() for x in inputs(1))
-    true = exact(AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2), 1, 0, "f"), 0)
+    true = exact(AttentionCall(q, k, v, grad_out, Form(True, 0.2), 1, 0, "f"), 0)
     assert factors_of_scores([1.1 * true.out], true)[0].isnan().all()
 
 
@@ -163,7 +163,7 @@ def test_the_rounding_of_an_o_that_scores_hardly_move_is_no_factor(seed: int) ->
     tensors = [x.bfloat16() for x in (q, k, v[:1, :, :1] + 0.1 * of_tokens, grad_out)]
 
     def told(factor: float) -> list[str]:
-        call = AttentionCall(*tensors, None, None, None, None, Form(False, 0.2), 1, 0, "f")  # type: ignore[arg-type]
+        call = AttentionCall(*tensors, Form(False, 0.2), 1, 0, "f")  # type: ignore[arg-type]
         halves = [x.half() for x in tensors[:3]]
         out = torch.nn.functional.scaled_dot_product_attention(*halves, scale=0.2 * factor)
         found = diagnose(dataclasses.replace(call, out=out.bfloat16())).findings

@@ -62,7 +62,7 @@ class Kernel:
         grad_s = few(p * (grad_out @ v.mT - (grad_out * out.float()).sum(-1, keepdim=True)))
         grads = grad_s @ k * scale, grad_s.mT @ q * scale, few(p).mT @ grad_out
         grad_q, grad_k, grad_v = (x.to(dtype) for x in (grads[0], *(_of_keys(x, groups) for x in grads[1:])))
-        return AttentionCall(*tensors, out, grad_q, grad_k, grad_v, Form(is_causal, scale), 2, 7, "f")
+        return AttentionCall(*tensors, Form(is_causal, scale), 2, 7, "f", out, grad_q, grad_k, grad_v)
 
 
 def _of_keys(x: Tensor, groups: int) -> Tensor:

@@ -19,7 +19,7 @@ def call_with(form: Form) -> AttentionCall:
     generator = torch.Generator().manual_seed(0)
     sizes = ((H, QUERIES, 8), (2, KEYS, 8), (2, KEYS, 12), (H, QUERIES, 12))
     q, k, v, grad_out = (torch.randn(N, *size, generator=generator) for size in sizes)
-    return AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "f")
+    return AttentionCall(q, k, v, grad_out, form, 1, 0, "f")
 
 
 def whole() -> Form:

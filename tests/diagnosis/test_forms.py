@@ -70,7 +70,7 @@ def test_a_few_numbers_that_are_far_off_by_chance_accuse_nobody(tokens: int, siz
     for seed in seeds:
         generator = torch.Generator().manual_seed(seed)
         q, k, v, grad_out = (torch.randn(2, 6, tokens, size, generator=generator).bfloat16() for _ in range(4))
-        call = AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "sdpa")
+        call = AttentionCall(q, k, v, grad_out, form, 1, 0, "sdpa")
         assert not kinds(diagnose(recorded(call, sdpa)))
 
 
@@ -88,7 +88,7 @@ def test_the_scale_of_dropout_that_a_cpu_rounds_accuses_nobody(seed: int) -> Non
 
     tensors = [x.bfloat16() for x in (q + 0.5, k, v, grad_out)]
     form = Form(True, 0.05, dropout=0.1, kept=kept)
-    found = diagnose(recorded(AttentionCall(*tensors, None, None, None, None, form, 1, 0, "eager"), eager))
+    found = diagnose(recorded(AttentionCall(*tensors, form, 1, 0, "eager"), eager))
     assert {kind for kind, _ in kinds(found)} <= {"rounded_denominator"}  # P is, after its division
     assert found.call.form.dropout == 0.1
 
@@ -108,7 +108,7 @@ def test_what_is_left_of_a_saturated_soft_cap_accuses_nobody(dtype: torch.dtype,
     for factor in (4.0, 12.0):
         q, k, v, grad_out = inputs_of("soft cap", 7, factor, dtype)
         form = Form(True, q.shape[-1] ** -0.5, softcap=2.0)
-        call = recorded(AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "f"), attention)
+        call = recorded(AttentionCall(q, k, v, grad_out, form, 1, 0, "f"), attention)
         assert {kind for kind, _ in kinds(diagnose(call))} <= {"coarse_rounding", "rounded_denominator"}
         assert call.grad_k is not None
         if attention is in_fp32:  # one that rounds P has all its gradients put down to that
@@ -122,7 +122,7 @@ def test_what_fp16_rounds_to_0_beside_a_sink_accuses_nobody(score: float) -> Non
     form = Form(True, 0.2, sink=torch.tensor([score, -torch.inf, score + 1, 0.0]))
     tensors = inputs_of("sink", 8, 1.0, torch.float16)
     tensors[3][1] /= 64  # one sequence: a larger loss would help it, and not the others
-    call = recorded(AttentionCall(*tensors, None, None, None, None, form, 1, 0, "f"), in_fp32)
+    call = recorded(AttentionCall(*tensors, form, 1, 0, "f"), in_fp32)
     assert not kinds(diagnose(call))
     assert call.out is not None
     call.out[:, 1, 3::8] *= 0.3
@@ -197,6 +197,6 @@ def test_a_right_attention_of_few_keys_or_one_feature_is_not_accused(
         q, k = torch.randn(2, 2, 4, tokens, size, generator=generator).to(dtype)
         v, grad_out = torch.randn(2, 2, 4, tokens, 8, generator=generator).to(dtype)
         form = Form(True, 0.3)
-        call = AttentionCall(q, k, v, grad_out, None, None, None, None, form, 1, 0, "f")
+        call = AttentionCall(q, k, v, grad_out, form, 1, 0, "f")
         for attention in (in_fp32, sdpa):
             assert not kinds(diagnose(recorded(call, attention)))

@@ -18,7 +18,7 @@ from flashpoint.diagnosis.result_measures import ROW_OFF, noise_of_grad_q
 from flashpoint.diagnosis.verdict import measured
 from tests.diagnosis.forms import call_in, weights_of, written_out
 
-NO_RESULTS = Results(None, None, None, None)
+NO_RESULTS = Results()
 
 
 def of_fp64(call: AttentionCall) -> tuple[Tensor, Tensor, Tensor]:
@@ -82,7 +82,7 @@ def test_few_errors_that_are_far_off_are_as_few_numbers(few: bool) -> None:
 def test_of_two_tokens_lengths_do_not_differ() -> None:
     """The first has one key and errs in nothing: of one row there is no deviation, which is not NaN."""
     q, k, v, grad_out = torch.randn(4, 2, 3, 2, 8, generator=torch.Generator().manual_seed(0)).bfloat16()
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.5), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.5), 1, 0, "f")
     found = measured(call, dataclasses.replace(NO_RESULTS, out=of_fp64(call)[0] * 1.01))
     for name in (table.LENGTH_ERROR.name, table.LENGTH_ERROR_EXPECTED.name):
         assert found[name].eq(0).all()
@@ -95,7 +95,7 @@ def test_a_dv_that_cancels_errs_by_a_share_of_the_random_walk_of_its_terms() -> 
     count = torch.arange(1.0, length + 1)
     signs = 1 - 2 * (torch.arange(length) % 2)
     grad_out = (count * signs)[None, None, :, None].expand(1, 1, length, size)
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.5), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.5), 1, 0, "f")
     grad_v = of_fp64(call)[2]
     walk = math.sqrt(sum((size * i**2) / i for i in range(1, length + 1)))
     assert grad_v.norm() < 0.5 * walk

@@ -106,7 +106,7 @@ def erring(tensors: list[Tensor], shares: Tensor, rounding: torch.dtype) -> tupl
     adds to δ [N, H, T]. The error is a share [N, H] of this term, half of what the rounding of P̄ adds, and a bias.
     Worked out from the definitions of docs/watching.md."""
     q, k, v, grad_out = tensors
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, SIZE**-0.5), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, SIZE**-0.5), 1, 0, "f")
     outs, grads, terms = [], [], []
     for n in range(len(q)):
         true = exact(call, n)
@@ -147,7 +147,7 @@ def test_the_slope_is_of_what_tiles_like_those_of_the_attention_leave_to_round(
     """P̄ of other tiles is rounded otherwise: O less that O has more in it than O's own rounding."""
     generator = torch.Generator().manual_seed(5)
     q, k, v, grad_out = (torch.randn(1, HEADS, 200, SIZE, generator=generator).bfloat16() for _ in range(4))
-    call = AttentionCall(3 * q, k, v, grad_out, None, None, None, None, Form(is_causal, SIZE**-0.5), 1, 0, "f")
+    call = AttentionCall(3 * q, k, v, grad_out, Form(is_causal, SIZE**-0.5), 1, 0, "f")
     true, of_probs = exact(call, 0), out_of_rounded_probs(call, 0, block_k)
     out = of_probs.bfloat16().double()
     term, other = ((grad_out[0].double() * x).sum(-1) for x in (out - of_probs, of_probs - true.out))

@@ -82,7 +82,7 @@ def test_attention_in_fp64_has_the_sink() -> None:
     leaves = [x.requires_grad_() for x in (q, k, v)]
     out = concatenated(*leaves, True, 0.2)
     wanted = torch.autograd.grad(out, leaves, grad_out)
-    call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.2, sink=SCORES.double()), 1, 0, "f")
+    call = AttentionCall(q, k, v, grad_out, Form(True, 0.2, sink=SCORES.double()), 1, 0, "f")
     true = exact(call, 0)
     for found, expected in zip((true.out, true.grad_q, true.grad_k, true.grad_v), (out, *wanted), strict=True):
         torch.testing.assert_close(found, expected[0])

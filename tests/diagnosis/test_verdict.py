@@ -416,8 +416,8 @@ def test_measures_are_what_they_say() -> None:
     shares = 1e-4 * true.bound
     grad_q = true.grad_q - call.form.scale * shares[..., None] * true.attended_keys
     of = measured(
-        AttentionCall(*(x[:1] for x in tensors), None, None, None, None, Form(True, call.form.scale), 1, 0, "f"),
-        Results(out[None], grad_q[None], None, None),
+        AttentionCall(*(x[:1] for x in tensors), Form(True, call.form.scale), 1, 0, "f"),
+        Results(out[None], grad_q[None]),
     )
     delta = (tensors[3][0] * out).sum(-1) - (tensors[3][0] * true.out).sum(-1)
     torch.testing.assert_close(of["length_error"][0], longer[1:].std().expand(HEADS))

@@ -94,7 +94,7 @@ def base() -> Path:
     (work / "runs/stopped/outcome.json").unlink()
     q, k, v, grad_out = (torch.randn(2, 2, 32, 16, generator=torch.Generator().manual_seed(at)) for at in range(4))
     (work / "captures").mkdir()
-    captured = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), 1, 0, "mine")
+    captured = AttentionCall(q, k, v, grad_out, Form(True, 0.25), 1, 0, "mine")
     captured.write(work / "captures/layer-01.safetensors")
     sample = delta_sample(dataclasses.replace(captured, out=v, grad_q=q))
     delta_collection.append(work / "captures/delta.jsonl", 1, {1: sample})

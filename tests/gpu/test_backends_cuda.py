@@ -35,7 +35,7 @@ def diagnose(folder: Path, attention: str) -> dict[str, Any]:
     """Of four sequences, in which four heads share two of keys."""
     generator = torch.Generator().manual_seed(3)
     tensors = [torch.randn(4, heads, 256, 64, generator=generator).bfloat16() for heads in (4, 2, 2, 4)]
-    call = AttentionCall(*tensors, None, None, None, None, Form(True, 0.125), 1, 0, "sdpa")
+    call = AttentionCall(*tensors, Form(True, 0.125), 1, 0, "sdpa")
     call.write(folder / "layer-01.safetensors")
     result = CliRunner().invoke(main, ["diagnose", str(folder), "--attention", attention, "--format", "json"])
     assert result.exit_code == 0, result.output

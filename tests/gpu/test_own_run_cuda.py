@@ -28,10 +28,10 @@ def call(function: Function, length: int = 256) -> AttentionCall:
     generator = torch.Generator().manual_seed(length)
     shapes = [(6, heads, length, 64) for heads in (4, 2, 2, 4)]
     q, k, v, grad_out = (torch.randn(shape, generator=generator).bfloat16().to(DEVICE) for shape in shapes)
-    given = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.125), 1, 0, "f")
+    given = AttentionCall(q, k, v, grad_out, Form(True, 0.125), 1, 0, "f")
     found = results_of(function, given)
     results = (found.out, found.grad_q, found.grad_k, found.grad_v)
-    return AttentionCall(q, k, v, grad_out, *results, Form(True, 0.125), 1, 0, "f")
+    return AttentionCall(q, Form(True, 0.125), 1, 0, "f", k, v, grad_out, *results)
 
 
 @pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])

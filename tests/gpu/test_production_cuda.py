@@ -113,6 +113,6 @@ def test_delta_follows_the_rounding_of_o_unless_it_is_corrected(name: str, wante
     variant = variant_of(name) if name.startswith("flash") else variant_here(name)
     (q, k, v), grad_out = inputs()
     out, grad_q, *_ = computed(variant, compiled=False)
-    call = AttentionCall(q, k, v, grad_out, out, grad_q, None, None, Form(True, SHAPE[3] ** -0.5), 1, 0, name)
+    call = AttentionCall(q, k, v, grad_out, Form(True, SHAPE[3] ** -0.5), 1, 0, name, out, grad_q)
     found = [one["follows_out"] for one in SCRIPT.measured(call, variant, follow=SHAPE[0])]
     assert float(torch.stack(found).mean()) == pytest.approx(wanted, abs=0.05)

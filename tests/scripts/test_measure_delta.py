@@ -17,10 +17,7 @@ SCRIPT = script("evidence/measure_delta")
 
 def written(path: Path, is_causal: bool = True) -> Path:
     q, k, v, grad_out = (x.bfloat16() for x in normal(40, 16))
-    nothing = dict.fromkeys(("out", "grad_q", "grad_k", "grad_v"))
-    call = AttentionCall(
-        q=q, k=k, v=v, grad_out=grad_out, **nothing, form=Form(is_causal, 0.25), layer=3, step=7, attention="own"
-    )  # type: ignore[arg-type]
+    call = AttentionCall(q, k, v, grad_out, Form(is_causal, 0.25), 3, 7, "own")
     call.write(path / "layer-3.safetensors")
     return path
 

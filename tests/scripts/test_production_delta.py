@@ -23,7 +23,7 @@ def call() -> AttentionCall:
     tensors = [x.bfloat16() for x in (q, k, v + 2.0, grad_out)]
     exact = exact_attention(*tensors)
     out, grad_q = exact["out"].bfloat16(), exact["grad_q"].bfloat16()
-    return AttentionCall(*tensors, out, grad_q, None, None, Form(True, 0.25), 1, 0, "own")
+    return AttentionCall(*tensors, Form(True, 0.25), 1, 0, "own", out, grad_q)
 
 
 def slope(name: str) -> float:

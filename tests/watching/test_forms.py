@@ -443,7 +443,7 @@ def test_rows_beside_a_large_sink_may_be_too_small_for_fp16() -> None:
     generator = torch.Generator().manual_seed(0)
     q, k, v = torch.randn(3, 1, 2, LENGTH, SIZE, generator=generator).half()
     form = Form(True, 1.0, sink=torch.full((2,), 18.0))
-    call = AttentionCall(q, k, v, v, None, None, None, None, form, 1, 0, "f")
+    call = AttentionCall(q, k, v, v, form, 1, 0, "f")
     out = torch.stack([exact(call, 0).out]).half()
     assert agreeing([form], [q, k, v, out], closely=True) is form
 

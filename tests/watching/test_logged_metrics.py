@@ -41,7 +41,7 @@ def calls_of(heads_kv: int, off: float, losses: list[float]) -> list[AttentionCa
         )
         k[:, :, 5] = k[:, :, 4]  # so that rows are tied
         grad_out *= torch.tensor(losses, dtype=torch.bfloat16)[:, None, None, None]
-        call = AttentionCall(q, k, v, grad_out, None, None, None, None, Form(True, 0.25), layer, 7, "f")
+        call = AttentionCall(q, k, v, grad_out, Form(True, 0.25), layer, 7, "f")
         results = results_of(attend, call)
         assert results.out is not None
         results.out[1, 0, 3] += off

@@ -68,12 +68,12 @@ class AttentionCall:
         k: [N, H_kv, T_k, d].
         v: [N, H_kv, T_k, d_v].
         grad_out: dO [N, H, T_q, d_v].
-        out: O [N, H, T_q, d_v] as the attention returned it; None where nobody kept it.
-        grad_q, grad_k, grad_v: as it returned them, of their inputs' shapes; None where nobody kept them.
         form: what else it was told.
         layer: from 1.
         step: of the training, from 0.
         attention: what computed it, as a name that people read.
+        out: O [N, H, T_q, d_v] as the attention returned it; None where nobody kept it.
+        grad_q, grad_k, grad_v: as it returned them, of their inputs' shapes; None where nobody kept them.
         identities: of the sequences [N], equal for those that are repetitions; empty where the tensors alone tell.
         together: layers that were captured at once, this one among them; empty where nobody says.
         grad_logsumexp: what came to L [N, H, T_q], nats, which the attention returned beside O, where a loss used it;
@@ -87,14 +87,14 @@ class AttentionCall:
     k: Tensor
     v: Tensor
     grad_out: Tensor
-    out: Tensor | None
-    grad_q: Tensor | None
-    grad_k: Tensor | None
-    grad_v: Tensor | None
     form: Form
     layer: int
     step: int
     attention: str
+    out: Tensor | None = None
+    grad_q: Tensor | None = None
+    grad_k: Tensor | None = None
+    grad_v: Tensor | None = None
     identities: tuple[str, ...] = ()
     together: tuple[int, ...] = ()
     grad_logsumexp: Tensor | None = None

@@ -84,7 +84,7 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
     call, kept, _ = without_empty_rows(call, Results.kept(call))
     probed = probe(function, call) if function else None
     if probed is not None:
-        results = Results(None, None, None, None)  # row sums are the most direct: no others are needed
+        results = Results()  # row sums are the most direct: no others are needed
         call = with_sink(call, probed.out)
     else:
         results = without_empty_rows(call, results_of(function, call))[1] if function else kept

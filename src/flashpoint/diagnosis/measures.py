@@ -25,10 +25,10 @@ _ELEMENTS = 1 << 24
 class Results:
     """What an attention returned for a call, in the shapes of :class:`.AttentionCall`; None where nobody kept it."""
 
-    out: Tensor | None
-    grad_q: Tensor | None
-    grad_k: Tensor | None
-    grad_v: Tensor | None
+    out: Tensor | None = None
+    grad_q: Tensor | None = None
+    grad_k: Tensor | None = None
+    grad_v: Tensor | None = None
 
     @classmethod
     def kept(cls, call: AttentionCall) -> Results:

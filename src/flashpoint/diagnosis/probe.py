@@ -69,9 +69,7 @@ def probe(function: Function, call: AttentionCall) -> Probed | None:
         grad_out[..., of_dv:wanted] = of_query.to(grad_out.dtype)
         if (empty := call.form.empty_rows((*q.shape[:3], k.shape[2]), q.device)) is not None:
             grad_out[..., of_dv:wanted].masked_fill_(empty[..., None], 0.0)
-        widened = AttentionCall(
-            q, k, v, grad_out, None, None, None, None, call.form, call.layer, call.step, call.attention
-        )
+        widened = AttentionCall(q, k, v, grad_out, call.form, call.layer, call.step, call.attention)
         try:
             found = results_of(function, widened)
             raised, lowered = (_shifted(function, widened, d, nats) for nats in (_SHIFT, -_SHIFT))

@@ -143,7 +143,7 @@ def diagnose(
     told_sink, call = call.form.sink, with_sink(call, results.out)
     if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
-    compared = Results(results.out, None, None, None) if call.other_gradients else results
+    compared = Results(results.out) if call.other_gradients else results
     measures = measured(call, compared, probed, declared)
     identities = identities_of(call)
     bias = DeltaBias.of(measures, identities, call.step, sample)

@@ -103,8 +103,6 @@ def _calls(step: OptimizerStep, config: Config, sequences: torch.Tensor, number:
             grad_out=seen.grad_out[at].to(seen.out.dtype),
             out=seen.out[at],
             grad_q=seen.grad_q[at],
-            grad_k=None,
-            grad_v=None,
             form=Form(is_causal=True, scale=seen.scale, softcap=config.model.score_cap or 0.0),
             layer=at + 1,
             step=number,
