@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from numbers import Integral, Real
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -41,8 +39,8 @@ from flashpoint.watching.events import (
 )
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.notices import tell
-from flashpoint.watching.recording import NullRecorder, Options, Recorder, Recording
-from flashpoint.watching.watched_run import WatchedRun
+from flashpoint.watching.recording import NullRecorder, Recorder, Recording
+from flashpoint.watching.watched_run import Options, WatchedRun
 
 if TYPE_CHECKING:  # most loops have no listener
     from flashpoint.listeners import Listener
@@ -115,28 +113,13 @@ def watch(
         raise ValueError(f"wandb={wandb!r}: give one of {', '.join(get_args(_Wandb))}")
     if not isinstance(runs_dir, str | os.PathLike):
         raise TypeError(f"runs_dir={runs_dir!r}: give a folder; the run's own is made in it")
-    for option, value in (("save_batch", save_batch), ("wandb_paths", wandb_paths)):
-        if not isinstance(value, bool):
-            raise TypeError(f"{option}={value!r}: give True or False")
+    if not isinstance(wandb_paths, bool):
+        raise TypeError(f"wandb_paths={wandb_paths!r}: give True or False")
     options = Options(
-        runs_dir=Path(runs_dir),
-        name=name,
-        first_step=_count("first_step", first_step, least=0),
-        steps=None if steps is None else _count("steps", steps),
-        warmup_steps=_count("warmup_steps", warmup_steps, least=0),
-        interval=_count("interval", interval),
-        weights_interval=_count("weights_interval", weights_interval),
-        log_interval=_count("log_interval", log_interval),
-        sequences=_count("sequences", sequences),
-        margin=None if margin is None else _positive("margin", margin),
-        logits_interval=None if logits_interval is None else _count("logits_interval", logits_interval),
-        max_logit=_positive("max_logit", max_logit),
-        save_batch=save_batch,
-    )
-    if options.steps is not None and options.steps <= options.first_step:
-        raise ValueError(f"steps={steps}: counts from 0, as first_step={first_step} does; give more than that")
-    if name is not None and not isinstance(name, str):
-        raise TypeError(f"name={name!r}: give the name of one folder; it is made in runs_dir")
+        runs_dir=Path(runs_dir), name=name, first_step=first_step, steps=steps, warmup_steps=warmup_steps,
+        interval=interval, weights_interval=weights_interval, log_interval=log_interval, sequences=sequences,
+        margin=margin, logits_interval=logits_interval, max_logit=max_logit, save_batch=save_batch,
+    )  # fmt: skip
     listeners: list[Listener] = []
     try:
         if wandb != "disabled":
@@ -167,22 +150,6 @@ def _recorder(model: nn.Module, options: Options, functions: Sequence[str], list
         )
     found = [NamedFunction.of(word) for word in functions]  # may refuse: before a folder is made
     return Recording(model, options, found, listeners)
-
-
-def _count(option: str, value: Any, *, least: int = 1) -> int:
-    """Return an option's whole number, also one of NumPy's."""
-    is_count = isinstance(value, Integral) and not isinstance(value, bool)
-    if is_count and int(value) >= least:
-        return int(value)
-    raise (ValueError if is_count else TypeError)(f"{option}={value!r}: give a whole number, {least} or more")
-
-
-def _positive(option: str, value: Any) -> float:
-    """Return an option's number above 0, also one of NumPy's."""
-    is_number = isinstance(value, Real) and not isinstance(value, bool)
-    if is_number and 0 < float(value) < math.inf:
-        return float(value)
-    raise (ValueError if is_number else TypeError)(f"{option}={value!r}: give a number above 0")
 
 
 class Watch:

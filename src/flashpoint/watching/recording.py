@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
-import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
@@ -29,29 +26,10 @@ from flashpoint.watching.losses import GradientNorms, LossRecorder, VerdictRecor
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.observer import ObservationSchedule, Observer
 from flashpoint.watching.projections import WeightNorms
-from flashpoint.watching.watched_run import WatchedRun
+from flashpoint.watching.watched_run import Options, WatchedRun
 
 if TYPE_CHECKING:  # most loops have no listener
     from flashpoint.listeners import Listener
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """Those of :func:`flashpoint.watch`, checked; ``functions`` are found already."""
-
-    runs_dir: Path
-    name: str | None
-    first_step: int
-    steps: int | None
-    warmup_steps: int
-    interval: int
-    weights_interval: int
-    log_interval: int
-    sequences: int
-    margin: float | None
-    logits_interval: int | None
-    max_logit: float
-    save_batch: bool
 
 
 class Recorder(Protocol):
@@ -105,14 +83,10 @@ class Recording:
         functions: Sequence[NamedFunction],
         listeners: Sequence[Listener],
     ) -> None:
-        parameters = list(model.parameters())
+        parameters, noise_scaled = list(model.parameters()), options.margin is None
         bounds = DetectorConfig() if options.margin is None else DetectorConfig(margin=options.margin)
-        noise_scaled, sentinel = options.margin is None, Sentinel(options.warmup_steps)
-        self.run = run = WatchedRun(
-            options.runs_dir, options.name or time.strftime("%Y-%m-%d_%H-%M-%S_watched"), options.first_step,
-            options.steps, options.warmup_steps, bounds, noise_scaled,
-            sum(one.numel() for one in parameters), parameters[0].device, listeners,
-        )  # fmt: skip
+        count, sentinel = sum(one.numel() for one in parameters), Sentinel(options.warmup_steps)
+        self.run = run = WatchedRun(options, bounds, count, parameters[0].device, listeners)
         self._notices = notices = Notices(run.name, options.first_step)
         self._dispatcher = dispatcher = Dispatcher(notices)
         publish = dispatcher.publish

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import os
 import platform
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -29,16 +32,73 @@ if TYPE_CHECKING:  # most loops have no listener
     from flashpoint.listeners import Listener, Listeners, Metrics
 
 
+_COUNTS = {
+    "first_step": 0, "steps": 1, "warmup_steps": 0, "interval": 1, "weights_interval": 1, "log_interval": 1,
+    "sequences": 1, "logits_interval": 1,
+}  # fmt: skip
+"""Options that are whole numbers, and the least that each may be."""
+_POSITIVE = ("margin", "max_logit")
+_MAY_BE_LEFT_OUT = ("steps", "margin", "logits_interval")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Those of :func:`flashpoint.watch`, but for what is called: numbers may be NumPy's.
+
+    Raises:
+        TypeError: an option is of another kind.
+        ValueError: an option has a value that cannot be meant.
+    """
+
+    runs_dir: Path
+    name: str | None
+    first_step: int
+    steps: int | None
+    warmup_steps: int
+    interval: int
+    weights_interval: int
+    log_interval: int
+    sequences: int
+    margin: float | None
+    logits_interval: int | None
+    max_logit: float
+    save_batch: bool
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.save_batch, bool):
+            raise TypeError(f"save_batch={self.save_batch!r}: give True or False")
+        if self.name is not None and not isinstance(self.name, str):
+            raise TypeError(f"name={self.name!r}: give the name of one folder; it is made in runs_dir")
+        for option in (*_COUNTS, *_POSITIVE):
+            if (value := getattr(self, option)) is not None or option not in _MAY_BE_LEFT_OUT:
+                plain = _count(option, value) if option in _COUNTS else _positive(option, value)
+                object.__setattr__(self, option, plain)
+        if self.steps is not None and self.steps <= self.first_step:
+            raise ValueError(
+                f"steps={self.steps}: counts from 0, as first_step={self.first_step} does; give more than that"
+            )
+
+
+def _count(option: str, value: Any) -> int:
+    is_count = isinstance(value, Integral) and not isinstance(value, bool)
+    if is_count and int(value) >= _COUNTS[option]:
+        return int(value)
+    raise (ValueError if is_count else TypeError)(f"{option}={value!r}: give a whole number, {_COUNTS[option]} or more")
+
+
+def _positive(option: str, value: Any) -> float:
+    is_number = isinstance(value, Real) and not isinstance(value, bool)
+    if is_number and 0 < float(value) < math.inf:
+        return float(value)
+    raise (ValueError if is_number else TypeError)(f"{option}={value!r}: give a number above 0")
+
+
 class WatchedRun:
     """The open files of a run that is watched.
 
     Args:
-        first_step: that the loop makes.
-        steps: at which the training ends; None where nobody says.
-        warmup_steps: of the learning rate: the early warning passes over them.
         detector: by which the losses are judged.
-        noise_scaled: whether the margin comes from their noise: then there is none to write down.
-        parameters: of the model.
+        parameters: of the model, their count.
         listeners: hear of the metrics too.
 
     Raises:
@@ -48,21 +108,17 @@ class WatchedRun:
 
     def __init__(
         self,
-        runs_dir: Path,
-        name: str,
-        first_step: int,
-        steps: int | None,
-        warmup_steps: int,
+        options: Options,
         detector: DetectorConfig,
-        noise_scaled: bool,
         parameters: int,
         device: torch.device,
         listeners: Sequence[Listener],
     ) -> None:
-        made = RunFolder.create(runs_dir, name)
+        name = options.name or time.strftime("%Y-%m-%d_%H-%M-%S_watched")
+        made = RunFolder.create(options.runs_dir, name)
         self.folder = RunFolder(made.path.absolute())  # the loop may change its working directory
-        if made.path != runs_dir / name:
-            tell(f"watch {self.name}: {runs_dir / name} is there already: this run is {made.path}")
+        if made.path != options.runs_dir / name:
+            tell(f"watch {self.name}: {options.runs_dir / name} is there already: this run is {made.path}")
         self._listeners: Listeners | None = None
         if listeners:  # few loops have any
             from flashpoint.listeners import Listeners
@@ -83,15 +139,11 @@ class WatchedRun:
             "parent": None,
             "twin": None,
             "watched": True,
-            "first_step": first_step,
+            "first_step": options.first_step,
             "not_recorded": [],  # why attentions were left out, each reason once
         }
         write_json(self.folder.manifest, self._manifest)
-        self._config: dict[str, Any] = {  # the rest is the loop's own affair: no default of this package is true of it
-            "train": {"warmup_steps": warmup_steps} | ({} if steps is None else {"steps": steps}),
-            "detector": {"window": detector.window, "hold_steps": detector.hold_steps}
-            | ({} if noise_scaled else {"margin": detector.margin}),
-        }
+        self._config = _config(options, detector)
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
@@ -99,7 +151,7 @@ class WatchedRun:
         self._told_removed = False
         self._modules: list[str] = []
         if self._listeners is not None:
-            self._listeners.begun(self.folder, first_step)
+            self._listeners.begun(self.folder, options.first_step)
 
     @property
     def name(self) -> str:
@@ -230,3 +282,15 @@ class WatchedRun:
             if self._listeners is not None:
                 self._listeners.ended(self.folder, outcome)
         return outcome
+
+
+def _config(options: Options, detector: DetectorConfig) -> dict[str, Any]:
+    """Return what is known of the loop's configuration: the rest is its own affair, and no default of this package is
+    true of it."""
+    train: dict[str, Any] = {"warmup_steps": options.warmup_steps}
+    judged: dict[str, Any] = {"window": detector.window, "hold_steps": detector.hold_steps}
+    if options.steps is not None:
+        train["steps"] = options.steps
+    if options.margin is not None:  # else it follows the noise of the losses
+        judged["margin"] = detector.margin
+    return {"train": train, "detector": judged}
