@@ -382,10 +382,8 @@ def too_few(biases: Mapping[int, DeltaBias], more: str) -> str:
         remedy = f": {more.format(SEQUENCES)}" if more else ""
         count, different = counted("sequence", least.fewest), ""
         if least.repeats:
-            count, different = (
-                f"{int(least.observed.max()):,} sequences, {least.fewest:,} different,",
-                " different ones",
-            )
+            count = f"{int(least.observed.max()):,} sequences, {least.fewest:,} different,"
+            different = " different ones"
         parts.append(
             f"Too few sequences to say anything of δ: {count} with loss, and a finding needs {FEW} or more{different}. "
             f"Measure {SEQUENCES}{different}{remedy}."

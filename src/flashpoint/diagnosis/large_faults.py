@@ -234,10 +234,7 @@ def wrong_weights(
             _span(int(measures[one.name][n, head]), probed.block)
             for one in (table.WEIGHT_ERROR_QUERIES, table.WEIGHT_ERROR_KEYS)
         )
-        got, meant = (
-            float(measures[table.WEIGHT_FOUND.name][n, head]),
-            float(measures[table.WEIGHT_EXACT.name][n, head]),
-        )
+        got, meant = (float(measures[one.name][n, head]) for one in (table.WEIGHT_FOUND, table.WEIGHT_EXACT))
         text = f"queries {queries} give keys {keys} a weight of {got:.3f} in place of {meant:.3f}"
         if meant == 0 and not (call.form.is_plain and not call.form.is_causal):
             text += f": the {'causal ' if call.form.is_plain else ''}mask hides these keys"
@@ -246,13 +243,11 @@ def wrong_weights(
         n, head = _largest(masses * heads)
         queries = _span(int(measures[table.MASS_ERROR_BLOCK.name][n, head]), probed.block)
         off = float(measures[table.MASS_ERROR.name][n, head])
-        return finding(
-            "logsumexp_block",
-            heads,
-            f"Σⱼ Pᵢⱼ of queries {queries} is off by {off:.3f} in the backward pass, and "
-            "weights of the forward pass are right: L is off, or the backward pass has "
-            "another mask, or dV alone is wrong",
+        text = (
+            f"Σⱼ Pᵢⱼ of queries {queries} is off by {off:.3f} in the backward pass, and weights of the forward pass "
+            "are right: L is off, or the backward pass has another mask, or dV alone is wrong"
         )
+        return finding("logsumexp_block", heads, text)
     return None
 
 

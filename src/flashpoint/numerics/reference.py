@@ -11,6 +11,7 @@ Equations: Dao, FlashAttention-2 (arXiv 2307.08691), Algorithms 1 and 2; the shi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -135,35 +136,22 @@ def flash_bwd(
     grad_out = grad_out.float()
     deltas = deltas_of(SavedForBackward(inputs, grad_out, out, logsumexp, out_for_delta))
     grad_q, grad_k, grad_v, attended_keys = (_Sum(inputs.q) for _ in range(4))
+    rounded = partial(inputs.round, "grad_blocks", features=True)
     for rows in inputs.row_blocks() if variant.grad_blocks.mode != "none" else inputs.row_chunks():
         of_rows = rows.start // variant.block_k if variant.block_k else 0
         for block in inputs.key_blocks(rows):
-            p, p_fp32 = inputs.probs(block, logsumexp)
-            grad_out_rows = grad_out[..., block.rows, :]
             of_keys = KeyBlock(block.keys, block.keys, of_rows)
-            grad_v.add(
-                block.keys,
-                inputs.round("grad_blocks", p.mT @ grad_out_rows, of_keys, features=True, stream=Stream.GRAD_V_BLOCKS),
-            )
+            p, p_fp32 = inputs.probs(block, logsumexp)
+            grad_v.add(block.keys, rounded(p.mT @ grad_out[..., block.rows, :], of_keys, stream=Stream.GRAD_V_BLOCKS))
             grad_p = inputs.grad_probs(block, grad_out)
             grad_s = inputs.round("grad_scores", (grad_p - deltas.of_q[..., block.rows, None]).mul_(p_fp32), block)
-            grad_q.add(
-                block.rows,
-                inputs.round("grad_blocks", grad_s @ keys_of_grad_q[..., block.keys, :], block, features=True),
-            )
+            grad_q.add(block.rows, rounded(grad_s @ keys_of_grad_q[..., block.keys, :], block))
             if deltas.left_of_q is not None:
                 attended_keys.add(block.rows, p @ keys_of_grad_q[..., block.keys, :])
             if deltas.of_k is not deltas.of_q:
                 grad_s = inputs.round("grad_scores", (grad_p - deltas.of_k[..., block.rows, None]).mul_(p_fp32), block)
             grad_k.add(
-                block.keys,
-                inputs.round(
-                    "grad_blocks",
-                    grad_s.mT @ inputs.q[..., block.rows, :],
-                    of_keys,
-                    features=True,
-                    stream=Stream.GRAD_K_BLOCKS,
-                ),
+                block.keys, rounded(grad_s.mT @ inputs.q[..., block.rows, :], of_keys, stream=Stream.GRAD_K_BLOCKS)
             )
     dq, dk, dv = (total.whole for total in (grad_q, grad_k, grad_v))
     if deltas.left_of_q is not None:

@@ -124,10 +124,8 @@ class CallMode(TorchFunctionMode):
 
 def _with_plain_mask(given: dict[str, Any]) -> dict[str, Any]:
     """Return a call's arguments with a mask in the place of PyTorch's ``CausalBias``, which holds no numbers."""
-    mask, known = (
-        given.get("attn_mask"),
-        sys.modules.get("torch.nn.attention.bias"),
-    )  # loaded, where there is such a one
+    mask = given.get("attn_mask")
+    known = sys.modules.get("torch.nn.attention.bias")  # loaded, where there is such a one
     if known is None or not isinstance(mask, known.CausalBias):
         return given
     if mask.seq_len_q == mask.seq_len_kv or mask.variant == known.CausalVariant.UPPER_LEFT:
