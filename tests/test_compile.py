@@ -16,7 +16,7 @@ from flashpoint.lab.config import Config, DataConfig, ModelConfig, TrainConfig
 from flashpoint.lab.model import GPT
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.step import OptimizerStep
-from flashpoint.numerics import ops
+from flashpoint.numerics import shared_graphs
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
@@ -178,4 +178,6 @@ def test_models_that_differ_in_what_is_not_told_compile_anew_without_a_limit(mon
     with torch._dynamo.config.patch(recompile_limit=2):  # monkeypatch would leave it deleted
         for factor in (2, 3, 4):
             model = Times(factor)
-            assert torch.equal(ops.compiled(model, AttentionVariant(), "the same")(torch.ones(2)), model(torch.ones(2)))
+            assert torch.equal(
+                shared_graphs.compiled(model, AttentionVariant(), "the same")(torch.ones(2)), model(torch.ones(2))
+            )

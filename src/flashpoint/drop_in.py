@@ -21,7 +21,7 @@ from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.layout import Form, form_of, is_eager
 from flashpoint.numerics.named import variant_named
-from flashpoint.numerics.ops import Passes
+from flashpoint.numerics.passes import Passes
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import BF16_BITS, HEAD_SIZES, STREAM_UNIT
 

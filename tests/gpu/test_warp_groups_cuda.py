@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.drop_in import attention as drop_in
-from flashpoint.numerics import launch, ops
+from flashpoint.numerics import launch, passes
 from flashpoint.numerics.deltas import whole_saved_out
 from flashpoint.numerics.dispatch import attention
 from tests.gpu.test_attention_cuda import exact
@@ -45,7 +45,7 @@ def general(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., list[Tens
 def forget() -> None:
     """Have it decided anew which kernels compute what."""
     launch._plan.cache_clear()
-    ops._passes_of.cache_clear()
+    passes._passes_of.cache_clear()
 
 
 def error(x: Tensor, expected: Tensor) -> float:

@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from flashpoint.numerics import dispatch, ops
+from flashpoint.numerics import dispatch, shared_graphs
 from flashpoint.numerics.choices import NEAREST, STOCHASTIC, UNROUNDED
 from flashpoint.numerics.dispatch import attention, sdpa_operation
 from flashpoint.numerics.ops import flash_fwd_op
@@ -124,21 +124,21 @@ def test_the_first_variant_of_each_form_has_the_same_name_in_graphs(monkeypatch:
     rounded, exact, saving = (AttentionVariant(**some) for some in ({}, {"exact_row_sum": True}, {"delta": "out_fp32"}))
     names = []
     mixed = AttentionVariant(layers=(2,), elsewhere=exact)
-    monkeypatch.setattr(ops, "_KEYS", {})
+    monkeypatch.setattr(shared_graphs, "_KEYS", {})
     for variant in (rounded, mixed, exact):
-        ops.forget_graphs()
-        names.append(ops.graph_name(variant.key))
-    assert names[0] == names[1] == names[2] == ops.graph_name(exact.key)
+        shared_graphs.forget_graphs()
+        names.append(shared_graphs.graph_name(variant.key))
+    assert names[0] == names[1] == names[2] == shared_graphs.graph_name(exact.key)
     second, layers = (AttentionVariant(delta="out_fp32", layers=(n,), elsewhere=exact) for n in (1, 2))
-    assert len({names[1], *(ops.graph_name(one.key) for one in (rounded, saving, second, layers))}) == 5
+    assert len({names[1], *(shared_graphs.graph_name(one.key) for one in (rounded, saving, second, layers))}) == 5
 
 
 def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ops, "_KEYS", {})
+    monkeypatch.setattr(shared_graphs, "_KEYS", {})
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(2, 2, 24, 16, generator=generator).bfloat16() for _ in range(3))
     for variant in (AttentionVariant(exact_row_sum=True), AttentionVariant()):
-        name = ops.graph_name(variant.key)
+        name = shared_graphs.graph_name(variant.key)
         results = [flash_fwd_op(q, k, v, SEED_AND_STEP, word, 1, True, 0.25) for word in (variant.key, name)]
         assert all(map(torch.equal, *results))
 

@@ -15,18 +15,10 @@ from torch import Tensor
 
 from flashpoint.numerics import deltas, reference
 from flashpoint.numerics.layout import Form, is_eager
-from flashpoint.numerics.ops import (
-    Passes,
-    flash_bwd_op,
-    flash_fwd_op,
-    index_of,
-    kernels_for,
-    name_for_op,
-    name_for_output,
-    noise_key,
-    passes_of,
-)
+from flashpoint.numerics.ops import flash_bwd_op, flash_fwd_op
+from flashpoint.numerics.passes import Passes, index_of, kernels_for, noise_key, passes_of
 from flashpoint.numerics.production import ScoreMod, each_head, production_attention
+from flashpoint.numerics.shared_graphs import name_for_op, name_for_output
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in, variant_from_key
 

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, ResidualFormat
 from flashpoint.numerics.deltas import two_parts
-from flashpoint.numerics.ops import flash_fwd_op, name_for_op
+from flashpoint.numerics.ops import flash_fwd_op
 from flashpoint.numerics.production import each_head, fa4_backward, flex_with_logsumexp
+from flashpoint.numerics.shared_graphs import name_for_op
 from flashpoint.numerics.variant import AttentionVariant
 
 Parts = tuple[Tensor, Tensor, Tensor]

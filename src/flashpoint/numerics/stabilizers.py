@@ -147,7 +147,7 @@ _kernels: Any = None
 def _has_kernels() -> bool:
     global _kernels  # noqa: PLW0603 - found once
     if _kernels is None:
-        from flashpoint.numerics.ops import has_triton  # which a CPU does without
+        from flashpoint.numerics.passes import has_triton  # which a CPU does without
 
         if has_triton():
             from flashpoint.numerics import fp16_launch as _kernels

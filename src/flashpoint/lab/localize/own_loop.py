@@ -25,7 +25,7 @@ from flashpoint.files import file_sha256, folder_sha256
 from flashpoint.lab.localize.engine import SECOND_TWIN, TWIN, engine, packaged
 from flashpoint.lab.localize.mixture import LayerOf, Mixture, mixed
 from flashpoint.lab.localize.subject import Cells, Trained, as_options, selection
-from flashpoint.numerics.ops import forget_graphs
+from flashpoint.numerics.shared_graphs import forget_graphs
 from flashpoint.runs.comparison import batches_of
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.metric_table import LOSS, W_Q_NORM

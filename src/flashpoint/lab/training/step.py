@@ -22,8 +22,9 @@ from flashpoint.lab.probes.observation import analysed, launch_kernels
 from flashpoint.lab.training.optimizers import MOMENTS, Optimizers
 from flashpoint.lab.training.parallel import Ranks, flattened, take_from
 from flashpoint.lab.training.tensor_files import Form, Forms
-from flashpoint.numerics.ops import compiled, kernels_for
+from flashpoint.numerics.passes import kernels_for
 from flashpoint.numerics.production import make_ready
+from flashpoint.numerics.shared_graphs import compiled
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
