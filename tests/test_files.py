@@ -131,7 +131,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "outcome.json": lambda path: RunFolder(path.parent).read_outcome(),
     "localize.json": lambda path: RunFolder(path.parent).read_localized(),
     "localize.jsonl": lambda path: RunFolder(path.parent).read_branches(),
-    "nonfinite.jsonl": lambda path: RunFolder(path.parent).read_births(),
+    "nonfinite.jsonl": lambda path: RunFolder(path.parent).read_nonfinite(),
     "layer-01.safetensors": AttentionCall.read,
     "step-000000001.safetensors": lambda path: read_snapshot(path.parent, 1, {}),
     "runs.parquet": lambda path: Evidence(path.parent).rows,

@@ -39,7 +39,7 @@ def with_losses(of: Callable[[int], float], skips: bool = True) -> Step:
 def test_a_loop_that_ends_with_nan_is_told_of_that_one_and_not_of_one_that_is_left_out(tmp_path: Path) -> None:
     run = loop(tmp_path, step=with_losses(lambda n: NAN if n in (BAD, 19) else 1.0), steps=20, interval=500)
     assert (run.verdict, run.outcome.onset_step) == ("nonfinite at 19", 19)
-    first, last = RunFolder(tmp_path / "own").read_births()
+    first, last = RunFolder(tmp_path / "own").read_nonfinite()
     assert (first.step, last.step) == (BAD, 19)
     assert run.outcome.nonfinite == last.text
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import flashpoint
 from flashpoint.cli.main import main
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.outcome import Birth
+from flashpoint.runs.outcome import NonfiniteOrigin
 
 HEADS, FAILS = 4, 3
 ATTEND = [f"{__name__}:attend"]
@@ -114,7 +114,7 @@ def train(
     watch_after: str = "backward",
     set_to_none: bool = True,
     **options: Any,
-) -> list[Birth]:
+) -> list[NonfiniteOrigin]:
     """Train; from step FAILS on a place is not finite. ``change`` is called after an optimizer step.
 
     ``watch_after`` names what ``watched.step`` is called after.
@@ -148,11 +148,11 @@ def train(
                     watched.step(loss, x)
     finally:
         Poison.place = ""
-    return RunFolder(runs / "own").read_births()
+    return RunFolder(runs / "own").read_nonfinite()
 
 
-def place_of(birth: Birth) -> tuple[object, ...]:
-    return birth.step, birth.where, birth.tensors, birth.layer, birth.heads
+def place_of(origin: NonfiniteOrigin) -> tuple[object, ...]:
+    return origin.step, origin.where, origin.tensors, origin.layer, origin.heads
 
 
 def diagnosed(run: Path) -> list[dict[str, Any]]:
@@ -182,9 +182,9 @@ def test_an_observed_step_names_layer_head_and_tensor(
     tmp_path: Path, place: str, head: int | None, where: str, tensors: tuple[str, ...], layer: int, heads: object
 ) -> None:
     """Of the last of 20 sequences, where a capture has 16."""
-    (birth,) = train(tmp_path, place, head=head, interval=4)
-    assert place_of(birth) == (FAILS, where, tensors, layer, heads)
-    assert birth.lasting
+    (origin,) = train(tmp_path, place, head=head, interval=4)
+    assert place_of(origin) == (FAILS, where, tensors, layer, heads)
+    assert origin.lasting
     row = diagnosed(tmp_path / "own")[0]
     assert (row["step"], row["where"], row["tensors"]) == (FAILS, where, ", ".join(tensors))
     assert (row["layer"], row["lasting"]) == (layer, "true")
@@ -206,9 +206,9 @@ def test_an_observed_step_names_layer_head_and_tensor(
 def test_a_step_that_is_not_observed_names_the_pass_and_what_gradients_show(
     tmp_path: Path, place: str, head: int | None, where: str, tensors: tuple[str, ...], layer: int | None, heads: object
 ) -> None:
-    (birth,) = train(tmp_path, place, head=head)
-    assert place_of(birth) == (FAILS, where, tensors, layer, heads)
-    assert birth.lasting
+    (origin,) = train(tmp_path, place, head=head)
+    assert place_of(origin) == (FAILS, where, tensors, layer, heads)
+    assert origin.lasting
 
 
 @pytest.mark.slow
@@ -224,26 +224,26 @@ def test_a_watch_after_the_optimizer_blames_what_one_before_it_does(
             with torch.no_grad():
                 model.get_parameter("blocks.1.qkv.weight")[72] = math.nan
 
-    def births(watch_after: str) -> list[Birth]:
+    def origins(watch_after: str) -> list[NonfiniteOrigin]:
         return train(tmp_path / watch_after, place, change=change, interval=interval, watch_after=watch_after)
 
-    (birth,) = births("optimizer")
-    assert [birth] == births("backward")
+    (origin,) = origins("optimizer")
+    assert [origin] == origins("backward")
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("interval", [4, 500])
 def test_a_watch_after_zero_grad_accuses_no_optimizer(tmp_path: Path, interval: int, set_to_none: bool) -> None:
-    (birth,) = train(
+    (origin,) = train(
         tmp_path, "backward q 2", head=3, interval=interval, watch_after="zero_grad", set_to_none=set_to_none
     )
     if interval == 4:  # the step is observed
-        assert place_of(birth) == (FAILS, "backward", ("dQ",), 2, (3,))
+        assert place_of(origin) == (FAILS, "backward", ("dQ",), 2, (3,))
     else:
-        assert (birth.step, birth.layer) == (FAILS, None)
-        assert "The backward pass or the optimizer step made them so" in birth.text
-    assert "gradients were missing or all 0" in birth.text
-    assert "gradients were finite" not in birth.text
+        assert (origin.step, origin.layer) == (FAILS, None)
+        assert "The backward pass or the optimizer step made them so" in origin.text
+    assert "gradients were missing or all 0" in origin.text
+    assert "gradients were finite" not in origin.text
 
 
 def test_the_same_place_in_steps_in_a_row_is_told_once_and_counted(
@@ -255,11 +255,11 @@ def test_the_same_place_in_steps_in_a_row_is_told_once_and_counted(
         loss: Tensor = model(x).square().mean()
         return loss + math.nan if x.shape[1] == 11 else loss
 
-    birth, other = train(
+    origin, other = train(
         tmp_path, "backward MLP 2", batch=lambda step: torch.randn(20, 12 - (step in (1, 2)), 32), steps=8,
         loss_of=loss_of, interval=500,
     )  # fmt: skip
-    assert (birth.step, birth.where, birth.lasting) == (1, "forward", False)
+    assert (origin.step, origin.where, origin.lasting) == (1, "forward", False)
     assert (other.step, other.lasting) == (FAILS, True)
     told = capsys.readouterr().err
     assert told.count("the loss is nan, and the weights were finite") == 1
@@ -277,12 +277,12 @@ def test_an_optimizer_step_in_the_backward_pass_hides_no_nan_gradient(tmp_path: 
 
     for parameter in model.parameters():
         parameter.register_post_accumulate_grad_hook(update)
-    (birth,) = train(tmp_path, "backward MLP 1", model=model, interval=500)
-    assert place_of(birth) == (FAILS, "backward", ("gradients",), None, ())
+    (origin,) = train(tmp_path, "backward MLP 1", model=model, interval=500)
+    assert place_of(origin) == (FAILS, "backward", ("gradients",), None, ())
     made = {name for name, one in model.named_parameters() if bool(one.isnan().any())}
-    assert set(birth.parameters) <= made
-    assert "blocks.1.qkv.weight" not in birth.parameters
-    assert "its gradients were not finite" in birth.text
+    assert set(origin.parameters) <= made
+    assert "blocks.1.qkv.weight" not in origin.parameters
+    assert "its gradients were not finite" in origin.text
 
 
 def test_a_first_step_that_makes_weights_nan_counts_after_the_optimizer(tmp_path: Path) -> None:
@@ -291,21 +291,21 @@ def test_a_first_step_that_makes_weights_nan_counts_after_the_optimizer(tmp_path
             with torch.no_grad():
                 model.get_parameter("blocks.1.qkv.weight")[72] = math.nan
 
-    (birth,) = train(tmp_path, change=change, watch_after="optimizer")
-    assert place_of(birth) == (0, "optimizer", ("weights",), None, ())
+    (origin,) = train(tmp_path, change=change, watch_after="optimizer")
+    assert place_of(origin) == (0, "optimizer", ("weights",), None, ())
 
 
 @pytest.mark.parametrize("watch_after", ["optimizer", "zero_grad"])
-def test_a_parameter_that_holds_a_mask_is_no_birth_after_the_optimizer(tmp_path: Path, watch_after: str) -> None:
+def test_a_parameter_that_holds_a_mask_is_no_origin_after_the_optimizer(tmp_path: Path, watch_after: str) -> None:
     model = Model(by_name, by_name)
     model.closed = nn.Parameter(torch.full((3,), -math.inf), requires_grad=False)
     assert not train(tmp_path, model=model, watch_after=watch_after)
 
 
 def test_gradients_name_the_parameters_between_which_it_came(tmp_path: Path) -> None:
-    (birth,) = train(tmp_path, "backward MLP 1")
-    assert birth.parameters[0] == "embedding.weight"
-    assert birth.parameters[-1] == "blocks.0.mlp.bias"
+    (origin,) = train(tmp_path, "backward MLP 1")
+    assert origin.parameters[0] == "embedding.weight"
+    assert origin.parameters[-1] == "blocks.0.mlp.bias"
     (everywhere,) = train(tmp_path / "two", "backward MLP 2")
     assert len(everywhere.parameters) == 8
     assert " (14 of 14) " in everywhere.text
@@ -318,8 +318,8 @@ def test_a_batch_with_nan_is_named(tmp_path: Path, interval: int) -> None:
         x[19, 3, 2] = math.nan if step == FAILS else 0.0
         return x
 
-    (birth,) = train(tmp_path, batch=batch, interval=interval)
-    assert place_of(birth) == (FAILS, "batch", ("batch",), None, ())
+    (origin,) = train(tmp_path, batch=batch, interval=interval)
+    assert place_of(origin) == (FAILS, "batch", ("batch",), None, ())
 
 
 @pytest.mark.parametrize("interval", [4, 500])
@@ -330,11 +330,11 @@ def test_weights_that_the_optimizer_made_nan_are_told_so(tmp_path: Path, interva
                 # Of v: scores of NaN can leave O 0 in PyTorch's attention on a CPU, where keys fill no vector of it.
                 model.get_parameter("blocks.1.qkv.weight")[72] = math.nan
 
-    (birth,) = train(tmp_path, change=change, interval=interval)
-    assert place_of(birth) == (FAILS, "optimizer", ("weights",), None, ())
-    assert birth.parameters == ("blocks.1.qkv.weight",)
+    (origin,) = train(tmp_path, change=change, interval=interval)
+    assert place_of(origin) == (FAILS, "optimizer", ("weights",), None, ())
+    assert origin.parameters == ("blocks.1.qkv.weight",)
     outcome = RunFolder(tmp_path / "own").read_outcome()
-    assert (outcome.onset_step, outcome.nonfinite) == (FAILS + 1, birth.text)
+    assert (outcome.onset_step, outcome.nonfinite) == (FAILS + 1, origin.text)
 
 
 @pytest.mark.parametrize("interval", [4, 500])
@@ -347,11 +347,11 @@ def test_an_infinite_gradient_makes_weights_nan_through_clipping(tmp_path: Path,
         def forward(self, x: Tensor) -> Tensor:
             return self.inner(x) * poison(self.last, "last")
 
-    (birth,) = train(tmp_path, "backward last", value=math.inf, model=Overflows(), clip=True, interval=interval)
-    assert place_of(birth) == (FAILS, "backward", ("gradients",), None, ())
-    assert birth.parameters == ("last",)
-    assert " held infinity, " in birth.text
-    assert " last held NaN: " in birth.text
+    (origin,) = train(tmp_path, "backward last", value=math.inf, model=Overflows(), clip=True, interval=interval)
+    assert place_of(origin) == (FAILS, "backward", ("gradients",), None, ())
+    assert origin.parameters == ("last",)
+    assert " held infinity, " in origin.text
+    assert " last held NaN: " in origin.text
 
 
 def test_scores_that_overflow_in_fp16_are_found(tmp_path: Path) -> None:
@@ -365,24 +365,24 @@ def test_scores_that_overflow_in_fp16_are_found(tmp_path: Path) -> None:
 
     half.step = -1  # type: ignore[attr-defined]
     options = {"functions": [f"{__name__}:line_by_line"], "interval": 4}
-    (birth,) = train(tmp_path, model=Model(half, half), loss_of=loss_of, **options)
-    assert place_of(birth)[:4] == (FAILS, "forward", ("O",), 2)
-    assert "in FP16" in birth.text
+    (origin,) = train(tmp_path, model=Model(half, half), loss_of=loss_of, **options)
+    assert place_of(origin)[:4] == (FAILS, "forward", ("O",), 2)
+    assert "in FP16" in origin.text
     found = {row["layer"]: row["finding"] for row in diagnosed(tmp_path / "own") if "what shows it" in row}
     assert found[2] == "fp16_overflow"
 
 
-def test_gradients_that_a_scaler_skips_are_no_birth(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_a_scaler_skips_are_no_origin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100)
 
     def loss_of(model: nn.Module, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.float16):
             return model(x).float().square().mean()
 
-    births = train(tmp_path, scaler=scaler, loss_of=loss_of, steps=12, interval=4)
+    origins = train(tmp_path, scaler=scaler, loss_of=loss_of, steps=12, interval=4)
     skipped = round(24 - math.log2(scaler.get_scale()))
     assert skipped > 1
-    assert births == []
+    assert origins == []
     assert not (tmp_path / "own/nonfinite.jsonl").exists()
     told = capsys.readouterr().err
     assert told.count("as where a GradScaler") == 1
@@ -396,8 +396,8 @@ def test_a_nan_gradient_between_two_reads_is_told(
     """Loss and weights stay finite, since the loop skips the update: no verdict and no gradient norm shows it."""
     monkeypatch.setattr(f"{__name__}.FAILS", fails_at)
     options = {"skip": lambda _: bool(Poison.place), "log_interval": reads, "interval": 100}
-    births = train(tmp_path, "backward q 2", head=3, steps=6, **options)
-    assert births == []
+    origins = train(tmp_path, "backward q 2", head=3, steps=6, **options)
+    assert origins == []
     told = [line for line in capsys.readouterr().err.splitlines() if "NaN" in line]
     assert len(told) == 1
     assert f"step {fails_at}: gradients alone held NaN" in told[0]
@@ -417,24 +417,24 @@ def test_a_call_that_is_left_out_is_named_by_its_number(
         few = (x.flatten(0, 1) for x in (q, k[:, :, :5], v[:, :, :5]))
         return attend(*few, False, layer).unflatten(0, q.shape[:2])
 
-    (birth,) = train(tmp_path, place, model=Model(by_name, cross, by_name), interval=4)
-    assert place_of(birth) == (FAILS, where, tensors, None, heads)
-    assert birth.call == 2
-    assert "not judged" in birth.text
+    (origin,) = train(tmp_path, place, model=Model(by_name, cross, by_name), interval=4)
+    assert place_of(origin) == (FAILS, where, tensors, None, heads)
+    assert origin.call == 2
+    assert "not judged" in origin.text
 
 
-def test_a_run_of_which_no_attention_is_recorded_is_diagnosed_by_its_birth(tmp_path: Path) -> None:
+def test_a_run_of_which_no_attention_is_recorded_is_diagnosed_by_its_origin(tmp_path: Path) -> None:
     def unseen(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layer: int) -> Tensor:
         q = poison(q, f"inner {layer}")
         return line_by_line(q, k, v, is_causal, layer)
 
-    (birth,) = train(tmp_path, "backward inner 1", head=2, model=Model(unseen, unseen), functions=[], interval=4)
-    assert place_of(birth) == (FAILS, "backward", ("gradients",), None, ())
+    (origin,) = train(tmp_path, "backward inner 1", head=2, model=Model(unseen, unseen), functions=[], interval=4)
+    assert place_of(origin) == (FAILS, "backward", ("gradients",), None, ())
     (row,) = diagnosed(tmp_path / "own")
     assert (row["step"], row["where"], row["tensors"]) == (FAILS, "backward", "gradients")
 
 
-def test_rows_that_a_mask_empties_are_no_birth(tmp_path: Path) -> None:
+def test_rows_that_a_mask_empties_are_no_origin(tmp_path: Path) -> None:
     """Their O is NaN in every step, and no loss takes them."""
 
     last = torch.arange(12)[:, None] == 11
@@ -443,8 +443,8 @@ def test_rows_that_a_mask_empties_are_no_birth(tmp_path: Path) -> None:
         return with_empty_row(q, k, v, is_causal, layer).masked_fill(last, 0.0)
 
     options = {"model": Model(emptied, emptied), "functions": [f"{__name__}:with_empty_row"], "interval": 4}
-    (birth,) = train(tmp_path, "backward MLP 1", **options)
-    assert (birth.step, birth.where, birth.tensors, birth.call) == (FAILS, "backward", ("dO",), 1)
+    (origin,) = train(tmp_path, "backward MLP 1", **options)
+    assert (origin.step, origin.where, origin.tensors, origin.call) == (FAILS, "backward", ("dO",), 1)
 
 
 def test_a_nan_that_goes_is_told_beside_the_one_that_stays(tmp_path: Path) -> None:
@@ -464,23 +464,23 @@ def test_a_nan_that_goes_is_told_beside_the_one_that_stays(tmp_path: Path) -> No
 def test_weights_that_were_nan_before_the_first_step_are_told_so(tmp_path: Path) -> None:
     model = Model(by_name, by_name)
     nn.init.constant_(model.embedding.bias, math.nan)
-    (birth,) = train(tmp_path, model=model)
-    assert place_of(birth) == (0, "start", ("weights",), None, ())
-    assert birth.parameters == ("embedding.bias",)
+    (origin,) = train(tmp_path, model=model)
+    assert place_of(origin) == (0, "start", ("weights",), None, ())
+    assert origin.parameters == ("embedding.bias",)
 
 
-def test_a_parameter_that_holds_a_mask_is_no_birth(tmp_path: Path) -> None:
+def test_a_parameter_that_holds_a_mask_is_no_origin(tmp_path: Path) -> None:
     model = Model(by_name, by_name)
     model.mask = nn.Parameter(torch.full((3, 3), -math.inf), requires_grad=False)
     assert train(tmp_path, model=model) == []
-    (birth,) = train(tmp_path / "two", "backward q 2", head=3, model=model)
-    assert place_of(birth) == (FAILS, "backward", ("dQ",), 2, (3,))
+    (origin,) = train(tmp_path / "two", "backward q 2", head=3, model=model)
+    assert place_of(origin) == (FAILS, "backward", ("dQ",), 2, (3,))
 
 
 def test_the_last_step_of_a_loop_counts(tmp_path: Path) -> None:
-    (birth,) = train(tmp_path, "backward q 2", head=3, steps=FAILS + 1)
-    assert place_of(birth) == (FAILS, "backward", ("dQ",), 2, (3,))
-    assert birth.lasting
+    (origin,) = train(tmp_path, "backward q 2", head=3, steps=FAILS + 1)
+    assert place_of(origin) == (FAILS, "backward", ("dQ",), 2, (3,))
+    assert origin.lasting
 
 
 class Quantised(Tensor):
@@ -504,8 +504,8 @@ class Quantised(Tensor):
 def test_quantised_weights_leave_the_look_at_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Model(attend, attend)
     model.quantised = nn.Parameter(Quantised(torch.ones(3)), requires_grad=False)
-    (birth,) = train(tmp_path, "backward k 2", model=model)
-    assert (birth.step, birth.where, birth.tensors) == (FAILS, "backward", ("dK",))
+    (origin,) = train(tmp_path, "backward k 2", model=model)
+    assert (origin.step, origin.where, origin.tensors) == (FAILS, "backward", ("dK",))
     assert "failed" not in capsys.readouterr().err
 
 
@@ -515,6 +515,6 @@ def test_a_mask_that_holds_nan_may_have_made_it(tmp_path: Path) -> None:
         bias[3, 2] = torch.nan if Poison.place and layer == 2 else 0.0
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
 
-    (birth,) = train(tmp_path, "mask", model=Model(masked, masked), functions=[], interval=1)
-    assert (birth.step, birth.tensors) == (FAILS, ("O",))
-    assert "the attention made it, or its mask or bias holds NaN" in birth.text
+    (origin,) = train(tmp_path, "mask", model=Model(masked, masked), functions=[], interval=1)
+    assert (origin.step, origin.tensors) == (FAILS, ("O",))
+    assert "the attention made it, or its mask or bias holds NaN" in origin.text

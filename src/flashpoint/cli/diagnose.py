@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from flashpoint.cli.diagnose_run import Context, attentions_of_run, births_of, context_of_capture
+from flashpoint.cli.diagnose_run import Context, attentions_of_run, context_of_capture, nonfinite_of_run
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
@@ -55,13 +55,13 @@ def command(
     from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
     from flashpoint.watching.captures import NoTensors
 
-    born, births = births_of(place(what)) if text is None else ("", [])
+    nonfinite, origins = nonfinite_of_run(place(what)) if text is None else ("", [])
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())
         attentions, modules = attentions_of_run(place(what), reading["step"], samples)
         context = context_of_capture(place(what), reading["step"], last, modules)
         told, found = delta_tables(samples, context.later, context.growth, attentions, modules)
-        show([*births, *found], form, f"{born}{told}\n\n{delta_heading(samples)}")
+        show([*origins, *found], form, f"{nonfinite}{told}\n\n{delta_heading(samples)}")
         return
     device = device_named(where)
     if attention == "all":
@@ -74,9 +74,9 @@ def command(
     try:
         inputs = inputs_of(what, attention, text, device, **reading).of_layers(layers)
     except NoTensors as error:
-        if not births:
+        if not origins:
             raise
-        show(births, form, f"{born}{error}")
+        show(origins, form, f"{nonfinite}{error}")
         return
     try:
         with _errors_in_one_line(attention):
@@ -88,7 +88,7 @@ def command(
     context = Context() if text else context_of_capture(place(what), reading["step"], step, modules)
     told, found = tables(diagnoses, inputs.more, attention, context.later, context.growth, context.bad_loss)
     mode_left = f". {inputs.anew.mode_left}" if inputs.anew and inputs.anew.mode_left else ""
-    show([*births, *found], form, f"{born}{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
+    show([*origins, *found], form, f"{nonfinite}{told}\n\n{heading(diagnoses, attention, inputs.weights)}{mode_left}")
 
 
 def _errors_in_one_line(attention: str | None) -> contextlib.AbstractContextManager[None]:

@@ -41,7 +41,7 @@ class Growth:
     table: Table
 
 
-def births_of(path: Path) -> tuple[str, list[Table]]:
+def nonfinite_of_run(path: Path) -> tuple[str, list[Table]]:
     """Return where NaN or infinity came from in the run of a folder or file, as lines before others and as a table.
 
     Nothing where it did not come, or nobody looked.
@@ -50,22 +50,22 @@ def births_of(path: Path) -> tuple[str, list[Table]]:
 
     folder = (path.parent if path.is_file() else path).resolve()
     try:
-        births = (RunFolder.of_capture(folder) or RunFolder(folder)).read_births()
+        origins = (RunFolder.of_capture(folder) or RunFolder(folder)).read_nonfinite()
     except UserError as error:  # of a file that the diagnosis does not need
         notify(str(error))
         return "", []
-    if not births:
+    if not origins:
         return "", []
-    births.sort(key=lambda one: not one.lasting)  # the first that lasted first
+    origins.sort(key=lambda one: not one.lasting)  # the first that lasted first
     columns = ("step", "where", "tensors", "layer", "call", "heads", "parameters", "lasting", "first NaN or infinity")
     rows = [
         [
             one.step, one.where, ", ".join(one.tensors), one.layer, one.call, ", ".join(map(str, one.heads)),
             ", ".join(one.parameters), str(one.lasting).lower(), one.text,
         ]
-        for one in births
+        for one in origins
     ]  # fmt: skip
-    first, *more = [f"step {one.step:,}: {one.text}" for one in births]
+    first, *more = [f"step {one.step:,}: {one.text}" for one in origins]
     told = "\n".join([f"The first NaN or infinity: {first}", *(f"Another one, at {one}" for one in more), "\n"])
     return told, [Table(columns, rows, instead=Table((), []))]
 

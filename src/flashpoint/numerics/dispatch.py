@@ -17,7 +17,7 @@ from flashpoint.numerics import deltas, reference
 from flashpoint.numerics.layout import Form, is_eager
 from flashpoint.numerics.ops import flash_bwd_op, flash_fwd_op
 from flashpoint.numerics.passes import Passes, index_of, kernels_for, noise_key, passes_of
-from flashpoint.numerics.production import ScoreMod, each_head, production_attention
+from flashpoint.numerics.production import ScoreMod, production_attention, repeat_kv
 from flashpoint.numerics.shared_graphs import name_for_op, name_for_output
 from flashpoint.numerics.stabilizers import stabilized
 from flashpoint.numerics.variant import AttentionVariant, in_front, kernel_in, variant_from_key
@@ -54,7 +54,7 @@ def attention(
 
     def plain(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         if kernel == "flash":
-            k, v = each_head(q, k), each_head(q, v)
+            k, v = repeat_kv(q, k), repeat_kv(q, v)
             alpha = q.shape[-1] ** -0.5 if scale is None else scale
             if is_eager(q, k, v):
                 return called_directly(q, k, v, seed_and_step, direct_passes(q, variant.key, layer, causal, alpha))

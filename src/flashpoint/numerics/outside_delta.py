@@ -18,7 +18,7 @@ from torch import Tensor
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, ResidualFormat
 from flashpoint.numerics.deltas import two_parts
 from flashpoint.numerics.ops import flash_fwd_op
-from flashpoint.numerics.production import each_head, fa4_backward, flex_with_logsumexp
+from flashpoint.numerics.production import fa4_backward, flex_with_logsumexp, repeat_kv
 from flashpoint.numerics.shared_graphs import name_for_op
 from flashpoint.numerics.variant import AttentionVariant
 
@@ -59,7 +59,7 @@ def corrected(
             f"cast the inputs, or take attn={kernel}"
         )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    ours = tuple(x.detach() for x in (q, each_head(q, k), each_head(q, v)))
+    ours = tuple(x.detach() for x in (q, repeat_kv(q, k), repeat_kv(q, v)))
     out, logsumexp, saved, _ = flash_fwd_op(
         *ours, seed_and_step, name_for_op(_key_of_forward(bits)), 1, is_causal, scale
     )

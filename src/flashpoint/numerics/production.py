@@ -52,7 +52,7 @@ def _sdpa(backend: SDPBackend | None) -> Call:
         grouped = q.shape[1] != k.shape[1]
         if backend is None:
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=grouped)
-        k, v = (each_head(q, x) for x in (k, v))  # not every backend takes fewer heads of keys
+        k, v = (repeat_kv(q, x) for x in (k, v))  # not every backend takes fewer heads of keys
         with sdpa_kernel(backend):
             return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale)
 
@@ -257,7 +257,7 @@ _xformers_opaque = _opaque("xformers", _xformers_forward, _opaque_backward("xfor
 
 
 def _xformers(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
-    return _xformers_opaque(q, each_head(q, k), each_head(q, v), is_causal, scale)
+    return _xformers_opaque(q, repeat_kv(q, k), repeat_kv(q, v), is_causal, scale)
 
 
 def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> Tensor:
@@ -268,7 +268,7 @@ def _flash_attn(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float |
     return out.transpose(1, 2)
 
 
-def each_head(q: Tensor, x: Tensor) -> Tensor:
+def repeat_kv(q: Tensor, x: Tensor) -> Tensor:
     """Return keys or values [B, H, T, d] of as many heads as the queries have.
 
     As in FlashAttention-2, gradients are rounded for each head, and then added up over those that share a head of keys.

@@ -16,7 +16,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import is_locked, refuse_unexpanded, whole_lines, write_json
 from flashpoint.runs import migrations
 from flashpoint.runs.manifest import Manifest, Origin, ProbeOff, Resumption
-from flashpoint.runs.outcome import Birth, Outcome, read_outcome
+from flashpoint.runs.outcome import NonfiniteOrigin, Outcome, read_outcome
 from flashpoint.runs.subfolders import CaptureFolder, ReportFolder, as_kept, packed
 from flashpoint.schema import RESTORE, append_to, read_record, understood
 
@@ -138,7 +138,7 @@ class RunFolder:
 
     @property
     def nonfinite(self) -> Path:
-        """Where NaN or infinity came from in somebody's own loop, a JSON line each (:class:`.Birth`)."""
+        """Where NaN or infinity came from in somebody's own loop, a JSON line each (:class:`.NonfiniteOrigin`)."""
         return self.path / "nonfinite.jsonl"
 
     @property
@@ -237,12 +237,12 @@ class RunFolder:
             raise UserError(f"{self.outcome}: missing; the run has not ended, {how}; {shows} shows it")
         return read_outcome(self.outcome)
 
-    def read_births(self) -> list[Birth]:
+    def read_nonfinite(self) -> list[NonfiniteOrigin]:
         """Return what :attr:`nonfinite` holds; a line cut short at its end is left out."""
         if not self.nonfinite.exists():
             return []
         lines = enumerate(whole_lines(self.nonfinite, RESTORE), 1)
-        return [understood(line, Birth, f"{self.nonfinite}:{number}") for number, line in lines]
+        return [understood(line, NonfiniteOrigin, f"{self.nonfinite}:{number}") for number, line in lines]
 
     def read_branches(self) -> list[KeptBranch]:
         """Return what :attr:`branch_log` holds; a line cut short at its end is left out."""

@@ -134,7 +134,7 @@ def outcome_of(text: bytes | str, where: str, remedy: str = RESTORE) -> Outcome:
 Where = Literal["batch", "forward", "backward", "optimizer", "start"]
 
 
-class Birth(Kind):
+class NonfiniteOrigin(Kind):
     """Where NaN or infinity came from in a watched loop: a line of ``nonfinite.jsonl``."""
 
     step: Step

@@ -239,29 +239,29 @@ class FirstNonfinite:
             elif before is not None:
                 self._usual |= {(call.number, name) for call, name, _ in before.tensors if name in ("q", "k", "v", "O")}
             return
-        from flashpoint.watching.nonfinite_origin import origin
+        from flashpoint.watching.nonfinite_origin import find_origin
 
-        birth = origin(before, now, self._usual)
-        self._lasting = birth.lasting
-        place = birth.where, birth.tensors, birth.call, birth.heads, birth.parameters, birth.lasting
-        goes_on, self._place = self._place == (birth.step - 1, place), (birth.step, place)
+        origin = find_origin(before, now, self._usual)
+        self._lasting = origin.lasting
+        place = origin.where, origin.tensors, origin.call, origin.heads, origin.parameters, origin.lasting
+        goes_on, self._place = self._place == (origin.step - 1, place), (origin.step, place)
         if goes_on:
-            self._again.append(birth.step)
-        elif birth.lasting or self._told < _MOST:
+            self._again.append(origin.step)
+        elif origin.lasting or self._told < _MOST:
             self._told += 1
-            self._notices.tell(f"step {birth.step:,}: {birth.text}", logging.WARNING)
-            self._run.note_birth(birth)
+            self._notices.tell(f"step {origin.step:,}: {origin.text}", logging.WARNING)
+            self._run.note_nonfinite(origin)
 
     def _tell_gradients_alone(self, before: StepNumbers, now: StepNumbers) -> None:
         """Tell of the first step whose gradients hold NaN or infinity while its loss and the next weights do not."""
         self._gradients_alone.append(before.step)
         if len(self._gradients_alone) == 1:
-            from flashpoint.watching.nonfinite_origin import origin
+            from flashpoint.watching.nonfinite_origin import find_origin
 
-            birth = origin(before, now, self._usual)
+            origin = find_origin(before, now, self._usual)
             self._notices.tell(
                 f"step {before.step:,}: gradients alone held NaN or infinity, as where a GradScaler skips the update "
-                f"(later ones are counted at the end of the loop): {birth.text}",
+                f"(later ones are counted at the end of the loop): {origin.text}",
                 logging.WARNING,
             )
 

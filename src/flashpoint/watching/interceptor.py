@@ -182,7 +182,7 @@ class Interceptor:
         self._taking = False
 
     @contextlib.contextmanager
-    def deaf(self) -> Iterator[None]:
+    def ignoring_gradients(self) -> Iterator[None]:
         """In the block, gradients are not those of the training."""
         self._keeping = False
         try:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from flashpoint.errors import counted, listed
-from flashpoint.runs.outcome import Birth, Where
+from flashpoint.runs.outcome import NonfiniteOrigin, Where
 from flashpoint.watching.nonfinite_numbers import Asked, SeenCall, StepNumbers
 
 _FORWARD, _BACKWARD = ("q", "k", "v", "O"), ("dO", "dQ", "dK", "dV")
@@ -22,7 +22,7 @@ _GROUPS = (("q", "k", "v"), ("O",), ("dO",), ("dQ", "dK", "dV"))
 """Tensors of a call that come together, in the order of time."""
 
 
-def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple[int, str]]) -> Birth:
+def find_origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple[int, str]]) -> NonfiniteOrigin:
     """Return where NaN or infinity came from.
 
     Args:
@@ -37,7 +37,7 @@ def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple
             f"{_some(now.weights)} held {_what(now.weights)} before the first step that was watched. Look at the "
             "checkpoint that was loaded, or at the initialisation."
         )
-        return _birth(now.step, "start", ("weights",), text, parameters=now.weights, lasting=True)
+        return _origin(now.step, "start", ("weights",), text, parameters=now.weights, lasting=True)
     lasting = bool(now.weights)
     found = _in_forward(before, usual, lasting) or _in_backward(before, lasting)
     if found is None:
@@ -52,7 +52,7 @@ def origin(before: StepNumbers | None, now: StepNumbers, usual: Collection[tuple
                 f"or the optimizer step made them so: at watched.step gradients {_GONE}. Call it after the backward "
                 "pass, and before optimizer.step and zero_grad."
             )
-        return _birth(before.step, "optimizer", ("weights",), text, parameters=now.weights, lasting=True)
+        return _origin(before.step, "optimizer", ("weights",), text, parameters=now.weights, lasting=True)
     return found.model_copy(update={"text": f"{found.text} {_after(before, now)}", "lasting": lasting})
 
 
@@ -93,11 +93,11 @@ def _after(before: StepNumbers, now: StepNumbers) -> str:
     )
 
 
-def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: bool) -> Birth | None:
+def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: bool) -> NonfiniteOrigin | None:
     failed = step.loss is not None and not math.isfinite(step.loss)
     if failed and step.batch:
         text = f"the batch holds NaN or infinity, and the loss is {step.loss}."
-        return _birth(step.step, "batch", ("batch",), text)
+        return _origin(step.step, "batch", ("batch",), text)
     seen = [one for one in step.tensors if one[1] in _FORWARD and (one[0].number, one[1]) not in usual]
     if seen and (failed or step.gradients or (lasting and step.lacks_gradients)):
         return _of_call(step, seen)
@@ -111,10 +111,10 @@ def _in_forward(step: StepNumbers, usual: Collection[tuple[int, str]], lasting: 
         )
     else:
         text += f" {_unobserved(step, lasting)}"
-    return _birth(step.step, "forward", ("loss",), text)
+    return _origin(step.step, "forward", ("loss",), text)
 
 
-def _in_backward(step: StepNumbers, lasting: bool) -> Birth | None:
+def _in_backward(step: StepNumbers, lasting: bool) -> NonfiniteOrigin | None:
     seen = [one for one in step.tensors if one[1] in _BACKWARD]
     if seen and (step.gradients or step.lacks_gradients):
         return _of_call(step, seen)
@@ -128,13 +128,13 @@ def _in_backward(step: StepNumbers, lasting: bool) -> Birth | None:
     if step.calls:
         calls = counted("attention", len(step.calls))
         text += f" All tensors of {calls} were finite: it came outside of them{_OTHERS}."
-        return _birth(step.step, "backward", ("gradients",), text, parameters=step.gradients)
+        return _origin(step.step, "backward", ("gradients",), text, parameters=step.gradients)
     if (found := _of_projections(step)) is not None:
         return found
     *_, last = step.gradients
     finite = f", and gradients of {_some(step.finite_gradients)} were finite" if step.finite_gradients else ""
     text += f" The last of them in the model's order is {last}{finite}. {_unobserved(step, lasting)}"
-    return _birth(step.step, "backward", ("gradients",), text, parameters=step.gradients)
+    return _origin(step.step, "backward", ("gradients",), text, parameters=step.gradients)
 
 
 def _unobserved(step: StepNumbers, lasting: bool) -> str:
@@ -148,7 +148,7 @@ def _unobserved(step: StepNumbers, lasting: bool) -> str:
     return text
 
 
-def _of_projections(step: StepNumbers) -> Birth | None:
+def _of_projections(step: StepNumbers) -> NonfiniteOrigin | None:
     """Return the attention in whose backward pass it came, by the gradients of W_Q and W_K; None where they do not
     tell. A dO that is not finite spoils all heads of dQ, dK and dV: the output projection mixes heads. So where some
     are finite, dO was."""
@@ -170,10 +170,10 @@ def _of_projections(step: StepNumbers) -> Birth | None:
         f"and others of the layer did not. So the backward pass of its attention made it in {listed(tensors)}, or the "
         "product with the layer's input overflowed."
     )
-    return _birth(step.step, "backward", tensors, text, layer=layer, heads=heads, parameters=step.gradients)
+    return _origin(step.step, "backward", tensors, text, layer=layer, heads=heads, parameters=step.gradients)
 
 
-def _of_call(step: StepNumbers, seen: Sequence[tuple[SeenCall, str, tuple[int, ...]]]) -> Birth:
+def _of_call(step: StepNumbers, seen: Sequence[tuple[SeenCall, str, tuple[int, ...]]]) -> NonfiniteOrigin:
     """Return what came first of tensors that are not finite, in the order of time."""
     call, first, _ = seen[0]
     group = next(group for group in _GROUPS if first in group)
@@ -186,7 +186,7 @@ def _of_call(step: StepNumbers, seen: Sequence[tuple[SeenCall, str, tuple[int, .
     if call.left_out:
         text += f" This call is not recorded, and not judged ({call.left_out})."
     where: Where = "forward" if first in _FORWARD else "backward"
-    return _birth(
+    return _origin(
         step.step, where, tensors, text, layer=call.layer, call=call.number, heads=heads, parameters=step.gradients
         if where == "backward" else (),
     )  # fmt: skip
@@ -212,7 +212,7 @@ def _why(call: SeenCall, group: Sequence[str], step: StepNumbers) -> str:
     return f"{listed(finite)} were finite: the backward pass of this attention made it."
 
 
-def _birth(
+def _origin(
     step: int,
     where: Where,
     tensors: tuple[str, ...],
@@ -223,8 +223,8 @@ def _birth(
     heads: tuple[int, ...] = (),
     parameters: Collection[str] = (),
     lasting: bool = False,
-) -> Birth:
-    return Birth(
+) -> NonfiniteOrigin:
+    return NonfiniteOrigin(
         step=step,
         where=where,
         tensors=tensors,

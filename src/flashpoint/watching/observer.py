@@ -211,7 +211,7 @@ class Observer:
         from flashpoint.watching.matrices import projections_of  # as above
 
         self._found[call] = {}  # if it fails
-        with interceptor.deaf():
+        with interceptor.ignoring_gradients():
             self._found[call] = projections_of(call, products)
 
     def _leave_out_sharded_weights(self) -> None:

@@ -25,7 +25,7 @@ from flashpoint.hardware import hardware_name
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.manifest import command_line
 from flashpoint.runs.metrics import MetricsFile
-from flashpoint.runs.outcome import Birth, Outcome, Verdict
+from flashpoint.runs.outcome import NonfiniteOrigin, Outcome, Verdict
 from flashpoint.watching.notices import tell, without_numbers
 
 if TYPE_CHECKING:  # most loops have no listener
@@ -147,7 +147,7 @@ class WatchedRun:
         write_json(self.folder.config, self._config)  # last: it makes the folder a run
         self._metrics = MetricsFile(self.folder.metrics)
         self._batches: TextIO | None = None
-        self._births: list[Birth] = []
+        self._nonfinite: list[NonfiniteOrigin] = []
         self._told_removed = False
         self._modules: list[str] = []
         if self._listeners is not None:
@@ -196,12 +196,12 @@ class WatchedRun:
             if self._is_there():
                 write_json(self.folder.manifest, self._manifest)
 
-    def note_birth(self, birth: Birth) -> None:
+    def note_nonfinite(self, origin: NonfiniteOrigin) -> None:
         """Write down where NaN or infinity came from."""
-        self._births.append(birth)
+        self._nonfinite.append(origin)
         if self._is_there():
             with self.folder.nonfinite.open("a", encoding="utf-8") as file:
-                file.write(birth.model_dump_json() + "\n")
+                file.write(origin.model_dump_json() + "\n")
 
     def log(self, step: int, metrics: Metrics) -> None:
         """Log the metrics of a step; steps count from 0."""
@@ -246,8 +246,8 @@ class WatchedRun:
     def _origin(self, onset: int | None) -> str | None:
         """Return where NaN or infinity came from: the first one that lasted, or else that of the onset. Others were of
         steps that the verdict leaves out."""
-        lasting = (one for one in self._births if one.lasting)
-        since = (one for one in self._births if onset is not None and one.step >= onset)
+        lasting = (one for one in self._nonfinite if one.lasting)
+        since = (one for one in self._nonfinite if onset is not None and one.step >= onset)
         found = next(lasting, None) or next(since, None)
         return None if found is None else found.text
 

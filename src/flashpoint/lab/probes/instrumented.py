@@ -16,7 +16,7 @@ from flashpoint.lab.model import GPT, Block, CausalSelfAttention, by_head
 from flashpoint.lab.precision import Precision, autocast, loss_scale
 from flashpoint.lab.probes.observation import Observation, analysed
 from flashpoint.lab.probes.targets import draw, with_unrounded_out
-from flashpoint.numerics.production import each_head
+from flashpoint.numerics.production import repeat_kv
 
 
 class Recorded(NamedTuple):
@@ -119,8 +119,8 @@ class InstrumentedPass:
             variant=analysed(self._attentions[0].core.variant, self._precision),
             x=torch.stack(kept.inputs).detach().float(),
             q=torch.stack(kept.q).detach(),
-            k=torch.stack([each_head(q, k) for q, k in zip(kept.q, kept.k, strict=True)]).detach(),
-            v=torch.stack([each_head(q, v) for q, v in zip(kept.q, kept.v, strict=True)]).detach(),
+            k=torch.stack([repeat_kv(q, k) for q, k in zip(kept.q, kept.k, strict=True)]).detach(),
+            v=torch.stack([repeat_kv(q, v) for q, v in zip(kept.q, kept.v, strict=True)]).detach(),
             out=self._by_head(torch.stack(kept.outs).detach()),
             grad_out=self._by_head(torch.stack(grad_outs)).float() / scale,
             grad_q=torch.stack(grad_q).float() / scale,

@@ -25,7 +25,7 @@ from flashpoint.lab.probes.instrumented import InstrumentedPass
 from flashpoint.lab.probes.observation import Observation
 from flashpoint.lab.probes.out_error import OutBias, Ties
 from flashpoint.lab.probes.user_probes import ProbesState
-from flashpoint.numerics.production import each_head
+from flashpoint.numerics.production import repeat_kv
 from flashpoint.runs.metric_table import W_Q_NORM, WEIGHT_NORMS
 
 BUILT_IN: dict[str, type[Probe]] = {
@@ -252,7 +252,7 @@ def weight_norms(model: GPT) -> dict[str, Tensor]:
     """
     of_layers = zip(*(cast(Block, block).attention.weights for block in model.blocks), strict=True)
     q, *shared = (torch.stack(weights).double() for weights in of_layers)  # [L, H, d, C], and with H_kv heads
-    weights = torch.stack([q, *(each_head(q, one) for one in shared)])  # [3, L, H, d, C]
+    weights = torch.stack([q, *(repeat_kv(q, one) for one in shared)])  # [3, L, H, d, C]
     grams = weights @ weights.mT  # W Wᵀ
     unit = torch.eye(q.shape[2], dtype=grams.dtype, device=grams.device).expand_as(grams[0])
     # W_Qᵀ W_K has the squared norm of W_Q W_Qᵀ · W_K W_Kᵀ.

@@ -12,7 +12,7 @@ from flashpoint.lab.model import GPT, Block, CausalSelfAttention
 from flashpoint.lab.precision import Precision, autocast, loss_scale
 from flashpoint.lab.probes.instrumented import recorded
 from flashpoint.numerics.dispatch import flash_fwd, row_statistics, whole_scores
-from flashpoint.numerics.production import each_head
+from flashpoint.numerics.production import repeat_kv
 from flashpoint.numerics.variant import kernel_in
 
 
@@ -81,7 +81,7 @@ def _of_row(
     if kernel_in(variant, layer) != "flash":
         return f"{place} is not finite ({count})"
     q, *others = (x.detach()[sequence : sequence + 1] for x in taken)
-    k, v = (each_head(q, x) for x in others)
+    k, v = (repeat_kv(q, x) for x in others)
     context: dict[str, Any] = {"layer": layer, "seed_and_step": seed_and_step}
     shift = row_statistics(q, k, v, variant, **context)[0][0, head, row].item()
     logsumexp = flash_fwd(q, k, v, variant, **context)[1][0, head, row].item()
