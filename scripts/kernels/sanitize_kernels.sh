@@ -2,7 +2,7 @@
 # The kernels under compute-sanitizer on small shapes: accesses out of bounds, and races in shared memory.
 # Usage: scripts/kernels/sanitize_kernels.sh [PYTHON]; needs a GPU and the CUDA toolkit.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit
 python=${1:-python3}
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1 # else every tensor lies inside one allocation, and bounds mean little
 status=0

@@ -16,8 +16,8 @@ shift
 cd "$repository"
 unset PYTHONPATH
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
-own_run=(tests/watching tests/diagnosis tests/cli/test_diagnose.py tests/test_detector.py tests/test_early_warning.py
-  tests/test_other_softmax.py tests/test_quantiles.py tests/test_user_code.py)
+own_run=(tests/watching tests/diagnosis tests/cli/test_diagnose.py tests/cli/test_diagnose_advice.py
+  tests/test_detector.py tests/test_early_warning.py tests/test_other_softmax.py tests/test_quantiles.py tests/test_user_code.py)
 reference=(tests/numerics tests/test_drop_in.py tests/test_drop_in_use.py)
 kernels='^import triton|numerics import .*launch|from flashpoint_kernels\.(rounding|residual)|numerics\.(compilations|test_kernels)'
 laboratory='^from flashpoint\.lab|^from tests\.(composed|records)|^from (hydra|pyarrow)'
@@ -62,16 +62,16 @@ for version in "$@"; do
   ) > "$logs/examples.txt" 2>&1
   examples=$?
   set -e
-  [ "$examples" = 0 ] && examples=works || { examples=fails; status=1; }
+  if [ "$examples" = 0 ]; then examples=works; else examples=fails; status=1; fi
 
   "$environment/bin/pip" install --quiet --no-cache-dir pytest ml-dtypes scipy mpmath hypothesis
   left_out=()
-  for file in $(find "${own_run[@]}" "${reference[@]}" -name '*.py'); do
+  while IFS= read -r file; do
     if grep -qE "$laboratory" "$file"; then left_out+=("--ignore=$file"); fi
     if [ "$(printf '3.6\n%s\n' "${triton:-0}" | sort -V | head -1)" != 3.6 ] && grep -qE "$kernels" "$file"; then
       left_out+=("--ignore=$file")
     fi
-  done
+  done < <(find "${own_run[@]}" "${reference[@]}" -name '*.py')
   counts=()
   failed=0
   skipped=0

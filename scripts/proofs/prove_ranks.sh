@@ -40,9 +40,8 @@ echo "a process was killed: the other ended after $SECONDS s; beside the report 
 grep -v '^W\|^E\|^ \|^$\|^[-=]\|step/s' $runs/killed.txt || true
 "${two[@]}" resume=killed train.steps=1000
 
-for pair in "$runs/ranks $runs/ranks-again" "$runs/ranks $runs/accumulated"; do
-  # shellcheck disable=SC2086 - two words
-  echo "$pair: $("$python" -m flashpoint compare $pair || true)"
+for other in ranks-again accumulated; do
+  echo "ranks against $other: $("$python" -m flashpoint compare $runs/ranks $runs/$other || true)"
 done
 "$python" -m flashpoint runs $runs/{ranks,ranks-again,accumulated,large-one,large-ranks,killed}
 "$python" -m flashpoint runs $runs/{one,half,ranks,large-one,large-half,large-ranks} --show rates

@@ -15,7 +15,7 @@ from flashpoint.cli.main import main
 from flashpoint.diagnosis.faults import Fault
 from flashpoint.files import write_json
 from flashpoint.watching.loop import Watch
-from tests.cli.test_diagnose import captured as captured_call
+from tests.cli.diagnosed import captured as captured_call
 from tests.records import MANIFEST
 from tests.watching.loops import Pair, capturing, loop, plain
 
