@@ -8,8 +8,8 @@ set -euo pipefail
 cd "$(dirname "$0")/../.."
 python=${1:-python3}
 runs=runs/prove-ranks
-two=("$python" -m torch.distributed.run --nproc-per-node=2 train.py tracking=disabled runs_dir=$runs)
-one=("$python" train.py tracking=disabled runs_dir=$runs)
+two=("$python" -m torch.distributed.run --nproc-per-node=2 train.py tracking=disabled "runs_dir=$runs")
+one=("$python" train.py tracking=disabled "runs_dir=$runs")
 small=(attn=flash_bf16 train.steps=600)
 large=(experiment=gpt2_124m data=packages data.tokenizer=bpe attn=flash_bf16 train.batch_size=64 train.micro_batch_size=32
   train.steps=60 train.eval_interval=60 train.eval_sequences=1 checkpoints.interval=0)
