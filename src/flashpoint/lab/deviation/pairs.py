@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from operator import itemgetter
@@ -74,27 +74,37 @@ def pairs(
             else:
                 results[engine.name] = whole[engine.name]
         whole = {engine.name: results[engine.name] for engine in engines if not engine.tiled}
-        last = engines[-1]
-        compared: list[tuple[Engine, Engine | None]] = [(engine, last) for engine in engines[:-1]]
+        compared: list[tuple[Engine, Engine | None]] = [(engine, engines[-1]) for engine in engines[:-1]]
         compared += [(engine, None) for engine in engines]
         for engine, other in compared:
-            tiled = [one for one in (engine, other) if one and one.tiled]
-            if number and not tiled:
-                continue
-            found, against = results[engine.name].values, results[other.name].values if other else exact
-            risen = [results[one.name].rescalings for one in tiled]
-            for name in quantities:
-                if name in found and name in against:
-                    yield Pair(
-                        engine=engine.name,
-                        other=other.name if other else GOLDEN,
-                        quantity=name,
-                        emulated=engine.emulated or (other is not None and other.emulated),
-                        block=block if tiled else None,
-                        difference=found[name] - against[name],
-                        golden=exact[name],
-                        rescalings=None if not risen or risen[0] is None else float(risen[0].double().mean()),
-                    )
+            if not number or any(one.tiled for one in (engine, other) if one):
+                yield from _differences(engine, other, results, exact, block, quantities)
+
+
+def _differences(
+    engine: Engine,
+    other: Engine | None,
+    results: Mapping[str, Results],
+    exact: Mapping[str, Tensor],
+    block: Block,
+    quantities: Sequence[str],
+) -> Iterator[Pair]:
+    """Yield what an engine differs by in each quantity from another one; None is the golden value."""
+    tiled = [one for one in (engine, other) if one and one.tiled]
+    found, against = results[engine.name].values, results[other.name].values if other else exact
+    risen = results[tiled[0].name].rescalings if tiled else None
+    for name in quantities:
+        if name in found and name in against:
+            yield Pair(
+                engine=engine.name,
+                other=other.name if other else GOLDEN,
+                quantity=name,
+                emulated=engine.emulated or (other is not None and other.emulated),
+                block=block if tiled else None,
+                difference=found[name] - against[name],
+                golden=exact[name],
+                rescalings=None if risen is None else float(risen.double().mean()),
+            )
 
 
 def _computed(engine: Engine, inputs: Inputs, setting: Setting) -> Results:
