@@ -73,20 +73,10 @@ def attention(
     """
     if has_torch_function((query, key, value)):  # as PyTorch's own functions: somebody wants to see the call
         seen: Tensor = handle_torch_function(
-            attention,
-            (query, key, value),
-            query,
-            key,
-            value,
-            attn_mask=attn_mask,
-            dropout_p=dropout_p,
-            is_causal=is_causal,
-            scale=scale,
-            enable_gqa=enable_gqa,
-            variant=variant,
-            layer=layer,
+            attention, (query, key, value), query, key, value, attn_mask=attn_mask, dropout_p=dropout_p,
+            is_causal=is_causal, scale=scale, enable_gqa=enable_gqa, variant=variant, layer=layer,
             seed_and_step=seed_and_step,
-        )
+        )  # fmt: skip
         return seen
     chosen = variant if isinstance(variant, AttentionVariant) else variant_of(variant)
     if chosen.elsewhere is not None:
@@ -102,10 +92,7 @@ def attention(
     if not (isinstance(query, Tensor) and isinstance(key, Tensor) and isinstance(value, Tensor)):
         found = ", ".join(type(x).__name__ for x in (query, key, value))
         raise TypeError(f"query, key, value are {found}: give tensors of PyTorch")
-    device_type = query.device.type
-    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta it knows no autocast
-        dtype = torch.get_autocast_dtype(device_type)
-        query, key, value = (x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value))
+    query, key, value = _as_autocast_casts(query, key, value)
     if not torch.compiler.is_compiling():
         _refuse_transforms(query, key, value)
     passes = None
@@ -148,6 +135,14 @@ def _decided(
     if not alone or d not in HEAD_SIZES or key.shape != query.shape:
         return None
     return dispatch.direct_passes(query, chosen.key, layer, causal, d**-0.5 if scale is None else scale)
+
+
+def _as_autocast_casts(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    device_type = query.device.type
+    if device_type != "meta" and torch.is_autocast_enabled(device_type):  # of meta it knows no autocast
+        dtype = torch.get_autocast_dtype(device_type)
+        query, key, value = (x if x.dtype in (dtype, torch.float64) else x.to(dtype) for x in (query, key, value))
+    return query, key, value
 
 
 def _as_kernels_take(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
