@@ -147,14 +147,9 @@ def of_a_run(folder: Path, kind: Kind, number: int, rng: random.Random) -> Count
     trained = tape.is_file() and tape.stat().st_size > 200  # its header and a step
     process.end(sent, to_group=kind.to_group)
     status = ended(process)
-    found: Counter[str] = Counter()
-    asked = sent in ASKING
-    expected = {0, 2} if kind.limit else {0, -(sent or 0), 128 + (sent or 0)}
-    found["hang"] += status is None
-    found["other status"] += status not in expected
+    found = of_end(status, {0, 2} if kind.limit else {0, -(sent or 0), 128 + (sent or 0)}, log)
     found["early"] += status != 0 and not kind.drawing
-    found["no outcome"] += bool(asked and trained and not verdict.is_file())
-    found["traceback"] += "Traceback" in log.read_text(errors="replace")
+    found["no outcome"] += bool(sent in ASKING and trained and not verdict.is_file())
     again = folder / f"{name}.again.log"
     complete = verdict.is_file() and json.loads(verdict.read_text())["interrupted"] is None
     if complete:
@@ -162,10 +157,7 @@ def of_a_run(folder: Path, kind: Kind, number: int, rng: random.Random) -> Count
     else:
         goes_on = [f"resume={name}"] if (run / "config.json").is_file() else begin(name, folder)
         process = begun(partial(train, *goes_on), folder, again)
-    status = ended(process)
-    found["hang"] += status is None
-    found["other status"] += status != 0
-    found["traceback"] += "Traceback" in again.read_text(errors="replace")
+    found.update(of_end(ended(process), {0}, again))
     found["partial file"] += any(run.rglob("*.partial"))
     found["no page"] += not ((run / "report/report.html").is_file() and (run / "curves.png").is_file())
     whole, other = (digests(one) for one in (folder / "runs/whole", run))
@@ -184,18 +176,21 @@ def of_a_watched_loop(folder: Path, kind: Kind, number: int, rng: random.Random)
     sent = rng.choice(kind.signals)
     process.end(sent, to_group=False)
     status = ended(process)
-    found: Counter[str] = Counter()
-    found["hang"] += status is None
+    found = of_end(status, {0, -sent, 128 + sent}, log)
     found["early"] += status != 0
-    found["other status"] += status not in {0, -sent, 128 + sent}
     outcome = place / "own/outcome.json"
     said = json.loads(outcome.read_text())["interrupted"] if outcome.is_file() else "nothing"
     found["no outcome"] += said not in ({sent.name} if status else {None})
     found["partial file"] += any(place.rglob("*.partial"))
-    found["traceback"] += "Traceback" in log.read_text(errors="replace")
     losses, whole = (losses_of(one / "own") for one in (place, folder / "watched"))
     found["other digest"] += losses != whole[: len(losses)] or not losses
     return found
+
+
+def of_end(status: int | None, expected: set[int], log: Path) -> Counter[str]:
+    """Count what is wrong with how a process ended; a status of None is of one that hung."""
+    traceback_told = "Traceback" in log.read_text(errors="replace")
+    return Counter({"hang": status is None, "other status": status not in expected, "traceback": traceback_told})
 
 
 def digests(run: Path) -> list[object]:
