@@ -1,7 +1,7 @@
 """The forward and the backward pass as ``torch.library`` ops: on a GPU by the kernels, else by the reference.
 
 The ops keep ``torch.compile`` from tracing into the reference, where its fusions would drop rounding points
-(an FP32 → BF16 → FP32 cast pair counts as removable there).
+(an FP32 → BF16 → FP32 cast pair counts as removable there). Shapes are the reference's.
 """
 
 from __future__ import annotations

@@ -34,8 +34,8 @@ def corrected(
     bits: int | None,
     seed_and_step: Tensor,
     *,
-    is_causal: bool = True,
-    scale: float | None = None,
+    is_causal: bool,
+    scale: float | None,
 ) -> Tensor:
     """Compute attention whose backward pass is another library's, with δ of the O before its rounding.
 

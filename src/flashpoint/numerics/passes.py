@@ -1,4 +1,8 @@
-"""The forward and the backward pass of a layer: by the kernels on a GPU, else by the reference."""
+"""The forward and the backward pass of a layer: by the kernels on a GPU, else by the reference.
+
+Shapes, and what each tensor holds: :mod:`flashpoint.numerics.reference`. ``seed_and_step`` [2] int64 is the key of
+stochastic rounding.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """Launches of the kernels for Hopper, in which groups of warps have roles (:mod:`flashpoint_kernels.hopper`).
 
 :func:`flashpoint.numerics.compile_time.runs_warp_groups` decides when :mod:`flashpoint.numerics.launch` takes them.
+Shapes are the launcher's.
 """
 
 from __future__ import annotations
