@@ -75,18 +75,9 @@ def prepare_run(plan: Plan, data: Callable[[], DataConfig] | None = None) -> Pre
     prepared = preparing(config.data, fallback=plan.tape is None, beside=config.train.compiles(plan.device.type))
     with surely_interrupted(), contextlib.nullcontext(begun) if begun else prepared as settled_data:
         # surely: a compiler's callbacks can drop Ctrl-C
-        model = GPT(config.model, config.attn, config.seed, config.train.z_loss)
-        if config.checkpoints.interval:
-            needed = RunSize.of_config(config, plan.device.type, ranks.world)
-            capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
-        model.to(plan.device)  # where it may not fit
-        optimizer_step = OptimizerStep(model, config, plan.device, ranks)
-        started = time.perf_counter()
-        with refusing_too_large(config.attn, plan.device), without_collection():
-            optimizer_step.warm_up()
-        compile_seconds = time.perf_counter() - started
+        optimizer_step, compile_seconds = _compiled_step(plan)
         config = dataclasses.replace(config, data=settled_data())
-    tokens = recorded or prepare(config.data)
+    tokens, model = recorded or prepare(config.data), optimizer_step.model
     _check_vocabulary(config, tokens)
     shape = config.train.micro_batches // ranks.world, ranks.world, config.train.sequences
     order = BatchOrder(len(tokens.train), config.model.context, shape, _order_seed(config))
@@ -112,6 +103,21 @@ def prepare_run(plan: Plan, data: Callable[[], DataConfig] | None = None) -> Pre
         ),
         compile_seconds=compile_seconds,
     )
+
+
+def _compiled_step(plan: Plan) -> tuple[OptimizerStep, float]:
+    """Make the model on the plan's device and compile what a step compiles; return the seconds of that, too."""
+    config = plan.config
+    model = GPT(config.model, config.attn, config.seed, config.train.z_loss)
+    if config.checkpoints.interval:
+        needed = RunSize.of_config(config, plan.device.type, plan.ranks.world)
+        capacity(config.checkpoints, needed.state_bytes)  # refused before there is a folder
+    model.to(plan.device)  # where it may not fit
+    optimizer_step = OptimizerStep(model, config, plan.device, plan.ranks)
+    started = time.perf_counter()
+    with refusing_too_large(config.attn, plan.device), without_collection():
+        optimizer_step.warm_up()
+    return optimizer_step, time.perf_counter() - started
 
 
 def _recorded_tokens(plan: Plan) -> TokenDataset | None:
