@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import re
 import shutil
 from pathlib import Path
@@ -428,3 +429,13 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) 
     assert result.exit_code == 2
     assert told in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_of_a_name_that_was_watched_again_the_later_run_is_told(tmp_path: Path) -> None:
+    for hour in range(2):
+        folder = RunFolder.create(tmp_path, "mine")
+        folder.config.write_text("{}")
+        os.utime(folder.config, (hour, hour))
+    first, second = (CliRunner().invoke(main, ["diagnose", str(tmp_path / name)]).output for name in ("mine", "mine-2"))
+    assert str(tmp_path / "mine-2") in first
+    assert "later run" not in second

@@ -50,3 +50,17 @@ def test_a_lock_under_a_second_name_is_not_changed(run: RunFolder, tmp_path: Pat
     with pytest.raises(UserError, match=f"{lock}: holds something"), run.locked():
         pass
     assert mine.read_text() == "what is no lock"
+
+
+def test_the_newest_run_of_a_name_is_found_from_older_ones(tmp_path: Path) -> None:
+    """A loop that is watched again has another folder, and the command that was typed before reads the first one."""
+    for hour, name in enumerate(["mine", "mine", "mine", "mine-other", "other"]):
+        folder = RunFolder.create(tmp_path, name)
+        folder.config.write_text("{}")
+        os.utime(folder.config, (hour * 3600, hour * 3600))
+    assert RunFolder(tmp_path / "mine").later_of_its_name == tmp_path / "mine-3"
+    assert RunFolder(tmp_path / "mine-3").later_of_its_name is None
+    assert RunFolder(tmp_path / "other").later_of_its_name is None
+    assert RunFolder(tmp_path / "nowhere").later_of_its_name is None
+    os.utime(tmp_path / "mine" / "config.json", (9 * 3600, 9 * 3600))  # deleted, and made anew
+    assert RunFolder(tmp_path / "mine").later_of_its_name is None

@@ -12,7 +12,8 @@ from flashpoint.cli.diagnose_run import Context, attentions_of_run, context_of_c
 from flashpoint.cli.diagnose_tables import delta_heading, delta_tables, heading, tables
 from flashpoint.cli.selection import device_named, format_option
 from flashpoint.cli.table import show
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, notify
+from flashpoint.runs.folder import RunFolder
 
 
 @click.command("diagnose")
@@ -55,6 +56,8 @@ def command(
     from flashpoint.cli.diagnose_inputs import delta_of, inputs_of, place
     from flashpoint.watching.captures import NoTensors
 
+    if text is None and (later := RunFolder(place(what)).later_of_its_name):
+        notify(f"{what}: a later run of that name is {later}")
     nonfinite, origins = nonfinite_of_run(place(what)) if text is None else ("", [])
     if samples := delta_of(what, attention, text, layers, **reading):
         last = max(max(sample.steps) for sample in samples.values())

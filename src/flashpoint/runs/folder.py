@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -300,6 +301,21 @@ class RunFolder:
             except OSError as error:
                 raise UserError(f"{path}: {error.strerror}; choose a writable runs_dir") from error
         raise UserError(f"runs_dir={runs_dir} holds 999 runs named {name}: choose another run_name")
+
+    @property
+    def later_of_its_name(self) -> Path | None:
+        """The newest run that :meth:`create` gave this one's name with a number, after this one began."""
+
+        if not is_run(self.path):
+            return None
+
+        def begun(path: Path) -> float:
+            return RunFolder(path).config.stat().st_mtime
+
+        numbered = re.compile(rf"{re.escape(self.path.name)}-\d+")
+        named = [path for path in runs_in(self.path.parent) if numbered.fullmatch(path.name)]
+        newest = max(named, key=begun, default=self.path)
+        return newest if begun(newest) > begun(self.path) else None
 
     def discard(self) -> None:
         """Remove the folder of a run that ended while it was made: a new one could not have its name.
