@@ -1,8 +1,9 @@
 """A GPT-2 of Transformers with PyTorch's attention, and with the drop-in on the same batches.
 
 Shape, optimiser and tokens are those of flashpoint's experiment=ignite, whose own GPT-2 explodes. What this one did on
-H100s stands in docs/findings/appendix.md, "A real explosion". Three commands::
+H100s stands in docs/findings/appendix.md, "A real explosion"::
 
+    pip install transformers
     python examples/explode_gpt2.py                                  # seed 0 exploded between 4,100 and 6,000
     flashpoint diagnose runs/explode-sdpa --step STEP                # of the early warning: a bias of δ in layer 2
     python examples/explode_gpt2.py attention=flash_unrounded_out    # the same batches; stable to step 12,000

@@ -1,5 +1,6 @@
 """A GPT-2 or Llama of Transformers in a plain loop: watched, and with an attention that holds.
 
+pip install transformers
 python examples/transformers_gpt2.py                                       # PyTorch's attention
 python examples/transformers_gpt2.py attention=flash_fixed                 # the drop-in
 python examples/transformers_gpt2.py model=llama                           # grouped-query heads
