@@ -19,7 +19,7 @@ from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
 from flashpoint.numerics import dispatch
 from flashpoint.numerics.choices import heads_in
-from flashpoint.numerics.layout import Form, form_of, is_eager
+from flashpoint.numerics.layout import Form, constant_where_traced, form_of, is_eager
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.passes import Passes
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant, in_front, kernel_in
@@ -185,7 +185,7 @@ def _refuse_transforms(*tensors: Tensor) -> None:
         )
 
 
-@torch.compiler.assume_constant_result
+@constant_where_traced
 def variant_of(name: str) -> AttentionVariant:
     """Return the variant of a file of ``configs/attn``, read once.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,7 @@ class Form(NamedTuple):
     device: torch.device
 
 
+Function = TypeVar("Function", bound=Callable[..., Any])
 form_of: Callable[[Tensor], tuple[torch.Size, torch.dtype, torch.device]] = attrgetter(*Form._fields)
 Saved = tuple[Tensor, Tensor, Tensor, Tensor | None]
 """What a forward pass leaves to its backward pass: O, L, what δ takes beside O, and centred keys, if some are."""
@@ -65,3 +66,12 @@ def is_eager(*tensors: Tensor) -> bool:
     if torch._C._len_torch_dispatch_stack() or _compiler_of_frames() is not None:
         return False
     return not (tensors[0].is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def constant_where_traced(function: Function) -> Function:
+    """Have compilers call a function once and take what it returns for a constant.
+
+    ``torch.compiler.assume_constant_result`` does no more, and imports the compiler, as long as PyTorch's own import.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, ResidualFormat
 from flashpoint.numerics.deltas import two_parts
+from flashpoint.numerics.layout import constant_where_traced
 from flashpoint.numerics.ops import flash_fwd_op
 from flashpoint.numerics.production import fa4_backward, flex_with_logsumexp, repeat_kv
 from flashpoint.numerics.shared_graphs import name_for_op
@@ -85,7 +86,7 @@ CORRECTED: dict[str, Callable[[Tensor, Tensor, Tensor, Parts, bool, float], Tens
 """By ``attn.kernel``."""
 
 
-@torch.compiler.assume_constant_result  # Dynamo cannot trace how a variant is made
+@constant_where_traced  # Dynamo cannot trace how a variant is made
 def _key_of_forward(bits: int | None) -> str:
     return AttentionVariant(name="outside", delta="out_fp32", out_residual_bits=bits).key
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flashpoint.numerics.layout import by_token
+from flashpoint.numerics.layout import by_token, constant_where_traced
 from flashpoint.numerics.passes import saved_like
 from flashpoint.numerics.variant import AttentionVariant, variant_from_key
 
@@ -132,14 +132,14 @@ _is_exporting = getattr(torch.compiler, "is_exporting", lambda: True)
 """PyTorch 2.6 does not tell. There every graph has a variant's key: it is right in an export, too."""
 
 
-@torch.compiler.assume_constant_result  # Dynamo calls it: traced, PyTorch 2.11 takes every compilation for an export
+@constant_where_traced  # Dynamo calls it: traced, PyTorch 2.11 takes every compilation for an export
 def name_for_op(key: str) -> str:
     """Return what a call hands to the ops for a variant's key."""
     # A program that is exported runs where no variant has a graph's name, or another one.
     return key if _is_exporting() else graph_name(key)
 
 
-@torch.compiler.assume_constant_result
+@constant_where_traced
 def name_for_output(key: str) -> str:
     """Return :func:`name_for_op` of a call that takes nothing but O: of the graph that models share, if this is it."""
     name = _shared.name if _shared and _shared.is_called else ""
