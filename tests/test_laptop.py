@@ -1,7 +1,7 @@
 """What a newcomer with a laptop sees: the loss explodes, and on the same batches the fix holds.
 
-With one layer of half the width and context, half the batch, an eighth of the text and a quicker optimiser than the
-preset's: a fraction of the time. ``.ci/run`` has the preset itself.
+With one layer of one head, half the width and context, half the batch, an eighth of the text and a quicker optimiser
+than the preset's: a fraction of the time. ``.ci/run`` has the preset itself.
 """
 
 import json
@@ -26,6 +26,7 @@ def test_the_laptop_explodes_and_its_fix_holds_on_the_same_batches(tmp_path: Pat
 
     small = (
         "model.n_layer=1",
+        "model.n_head=1",
         "model.d_model=32",
         "model.context=32",
         "train.batch_size=16",
