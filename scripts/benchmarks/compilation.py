@@ -76,9 +76,9 @@ def phases_table(shape: str, attention: str, found: Mapping[str, Mapping[str, fl
 
     name = Cell(attention, f"`{attention}`")
     rows = []
-    for caches, of in found.items():
-        seconds = [of[phase] for phase in PHASES]
-        rows.append([shape, name, caches, *map(shown, (*seconds, sum(seconds), of[BESIDE]))])
+    for caches, phases in found.items():
+        seconds = [phases[phase] for phase in PHASES]
+        rows.append([shape, name, caches, *map(shown, (*seconds, sum(seconds), phases[BESIDE]))])
     return Table(["shape", "attention", "caches", *PHASES, "sum", BESIDE], rows, failure)
 
 

@@ -89,10 +89,10 @@ def _host_table(found: Mapping[str, Mapping[str, Times]], failures: list[str]) -
     rows = [
         [
             Cell(name, f"`{name}`"),
-            *(quartiles(times, ".0f") for times in of.values()),
-            quartiles(of[_BOTH] / found[PLAIN][_BOTH], ".2f") if PLAIN in found else None,
+            *(quartiles(times, ".0f") for times in passes.values()),
+            quartiles(passes[_BOTH] / found[PLAIN][_BOTH], ".2f") if PLAIN in found else None,
         ]
-        for name, of in found.items()
+        for name, passes in found.items()
     ]
     return Table(["attention", _FORWARD, _BOTH, _ALONE, f"over {PLAIN}"], rows, " ".join(failures))
 
@@ -131,11 +131,11 @@ def _table(mode: str, measured: Mapping[str, Measured], failures: list[str]) -> 
         [
             mode,
             Cell(name, f"`{name}`"),
-            quartiles(1000 * of.times, ".2f"),
-            quartiles(of.times / of.plain, ".3f"),
-            Cell(of.ready.reserved / 2**30, f"{of.ready.reserved / 2**30:.1f}") if of.ready.reserved else None,
+            quartiles(1000 * loop.times, ".2f"),
+            quartiles(loop.times / loop.plain, ".3f"),
+            Cell(loop.ready.reserved / 2**30, f"{loop.ready.reserved / 2**30:.1f}") if loop.ready.reserved else None,
         ]
-        for name, of in measured.items()
+        for name, loop in measured.items()
     ]
     return Table(["mode", "attention", "ms a step", f"over {PLAIN}", "memory, GiB"], rows, " ".join(failures))
 

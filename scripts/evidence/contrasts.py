@@ -149,8 +149,8 @@ def row(contrast: Contrast, runs: Sequence[Run], controls: Sequence[Run], expect
 
 def verdict(alone: tuple[int, int], later: tuple[int, int]) -> str:
     """Return what the two shares say, each as ``(count, of)``."""
-    for (count, of), above, below in ((alone, "holds", "explodes"), (later, "later", "earlier")):
-        low, high = clopper_pearson(count, of) if of else (0.0, 1.0)
+    for (count, total), above, below in ((alone, "holds", "explodes"), (later, "later", "earlier")):
+        low, high = clopper_pearson(count, total) if total else (0.0, 1.0)
         if low > 0.5 or high < 0.5:
             return above if low > 0.5 else below
     return "undecided"

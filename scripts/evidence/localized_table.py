@@ -109,7 +109,9 @@ def main() -> None:
         runs: dict[str, tuple[Answers, str, str]] = {}
         for path in arguments.files:
             runs = runs | {
-                run: of for run, of in localized(path, arguments.questions.split(",")).items() if run not in runs
+                run: answers_of_run
+                for run, answers_of_run in localized(path, arguments.questions.split(",")).items()
+                if run not in runs
             }
         answers = [found for found, _, _ in runs.values()]
         rows = [[key, *(found.get(key, "") for found in answers)] for key in order(answers)]

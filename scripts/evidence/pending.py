@@ -256,7 +256,7 @@ def read(path: Path) -> list[Job]:
 
 def _alike(jobs: list[Job]) -> Iterator[list[Job]]:
     """Yield jobs that follow one another with the same commands: they differ in what these read of the name."""
-    return (list(of) for _, of in itertools.groupby(jobs, lambda job: job.commands))
+    return (list(group) for _, group in itertools.groupby(jobs, lambda job: job.commands))
 
 
 def _row(first: Job, *others: Job) -> list[str | int]:
@@ -282,7 +282,7 @@ def main() -> None:
             raise UserError(f"{', '.join(sorted(unknown))}: no such job; --list prints those of {arguments.jobs}")
         jobs = [named[name] for name in dict.fromkeys(arguments.names or named)]
         if arguments.list:
-            show(Table(["jobs", "shows", "GPUs", "minutes"], [_row(*of) for of in _alike(jobs)]), "markdown")
+            show(Table(["jobs", "shows", "GPUs", "minutes"], [_row(*alike) for alike in _alike(jobs)]), "markdown")
             return
         if arguments.pack:
             pack(jobs, arguments.pack)

@@ -86,10 +86,10 @@ def main() -> None:
                 raise UserError(f"{path}: one start counts, and nothing foretells its growth; give runs with more")
             found = effects(norms, starts)
             # Heads alone are left out: which of them grow differs from start to start.
-            of = [residuals(effect) for name, effect in found.items() if "heads=" not in name]
+            left = [residuals(effect) for name, effect in found.items() if "heads=" not in name]
             run = path.name.partition(".")[0].removeprefix("localize_")
             for step, growth in next(iter(found.values())).run.items():
-                rms = float(np.sqrt(np.mean([one[step] ** 2 for one in of])))
+                rms = float(np.sqrt(np.mean([one[step] ** 2 for one in left])))
                 by_start.append((growth, [run, step, *(number(x, ".2f") for x in (growth, rms, rms / growth))]))
             for name, effect in found.items():
                 alike = plus_minus([effect.branch[step] / growth for step, growth in effect.run.items()], ".2f")

@@ -106,10 +106,10 @@ def setting_of(run: Run) -> str:
 
 
 def last(metric: Metric, over: Callable[[Float], Float]) -> Measure:
-    def of(run: Run, until: int) -> Float:
+    def measure(run: Run, until: int) -> Float:
         return over(_until(run, metric, until)[..., -1])
 
-    return of
+    return measure
 
 
 def growth(run: Run, until: int) -> Float:
@@ -121,23 +121,23 @@ def growth(run: Run, until: int) -> Float:
 def mean(metric: Metric) -> Measure:
     """Return the measure that takes the mean over heads and observations, with the sign that comes with trouble."""
 
-    def of(run: Run, until: int) -> Float:
+    def measure(run: Run, until: int) -> Float:
         values: Float = _until(run, metric, until).mean((1, 2))
         if metric.trouble == "away from 0":
             return np.abs(values)
         return -values if metric.trouble == "down" else values
 
-    return of
+    return measure
 
 
 def of_errors(quantity: str) -> Measure:
     """Return the measure that is a field of :class:`~flashpoint.lab.analysis.bias_breakdown.LayerErrors`."""
 
-    def of(run: Run, until: int) -> Float:
+    def measure(run: Run, until: int) -> Float:
         values: Float = getattr(by_layer(run, Window(until=until + 1)), quantity)
         return values
 
-    return of
+    return measure
 
 
 def nats(run: Run, until: int) -> Float:

@@ -88,7 +88,7 @@ def main() -> None:
     seeds = range(arguments.first, arguments.first + arguments.seeds)
     named, far = _named(seeds), [[name, *errors(name, seeds[0])] for name in FORMS]
     what = ("O", "dQ", "dK", "dV")
-    columns = ("form", *(f"{of}, {how}" for how in ("FlashAttention's roundings", "FP32") for of in what))
+    columns = ("form", *(f"{error}, {how}" for how in ("FlashAttention's roundings", "FP32") for error in what))
     told = f"CPU, torch {torch.__version__}; seeds from {arguments.first} on. {date.today()}."
     show(Table(columns, far, f"Relative errors against FP64, of the worst head. {told}"), "markdown")
     show(named, "markdown")

@@ -109,11 +109,17 @@ def main() -> None:
                     tell(f"{name}, case {number}: {', '.join(bad)}")
     columns = ("ended by", "runs", "before their last step", "digest equal", *FAULTS[1:])
     rows = [
-        (name, of["runs"], of["early"], of["runs"] - of["other digest"], *(of[fault] for fault in FAULTS[1:]))
-        for name, of in tallies.items()
+        (
+            name,
+            tally["runs"],
+            tally["early"],
+            tally["runs"] - tally["other digest"],
+            *(tally[fault] for fault in FAULTS[1:]),
+        )
+        for name, tally in tallies.items()
     ]
     show(Table(columns, rows), "markdown")
-    sys.exit(any(of[fault] for of in tallies.values() for fault in FAULTS))
+    sys.exit(any(tally[fault] for tally in tallies.values() for fault in FAULTS))
 
 
 def tried(case: tuple[Path, Kind, int, int, float]) -> tuple[str, int, Counter[str]]:

@@ -130,7 +130,7 @@ def main() -> None:
     intervals = [binomtest(n, total[0]).proportion_ci(method="wilson") for n in total[1:]]
     shares = [f"{100 * one.low:.0f} to {100 * one.high:.0f} %" for one in intervals]
     rows.append(
-        ["all faults", total[0], *(f"{n} of {total[0]} ({of})" for n, of in zip(total[1:], shares, strict=True))]
+        ["all faults", total[0], *(f"{n} of {total[0]} ({share})" for n, share in zip(total[1:], shares, strict=True))]
     )
     kinds = f"{seeds} for each fault, {2 * seeds + 4} without one"
     note = f"CPU, torch {torch.__version__}; seeds from {first} on: {kinds}. {date.today()}."

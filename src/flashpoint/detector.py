@@ -376,13 +376,13 @@ def undecided(detector: ExplosionDetector, bounds: DetectorConfig, first: float,
         first: loss of all.
         latest: the last :data:`LATEST` losses, or all if they are fewer.
     """
-    above, of, margin = detector.steps_above, bounds.hold_steps, detector.margin
+    above, needed, margin = detector.steps_above, bounds.hold_steps, detector.margin
     if detector.verdict != "stable":
         return None
-    if 0 < above < of:
+    if 0 < above < needed:
         return (
-            f"ends with the loss more than {margin:.3g} above its minimum for {above} losses of the {of} that make an "
-            f"explosion; {of - above} more would decide"
+            f"ends with the loss more than {margin:.3g} above its minimum for {above} losses of the {needed} that make "
+            f"an explosion; {needed - above} more would decide"
         )
     if len(latest) == LATEST:
         if math.isnan(margin):  # no window of losses was full

@@ -354,7 +354,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
             new = arguments | dict(zip([*qkv, *biases, *learned], inner, strict=True))
             looks = not torch.compiler.is_compiling() and name not in told.looked_at
             since = next_node() if looks else 0
-            result = original(*(new[at] for at in range(len(given))), **{of: new[of] for of in options})
+            result = original(*(new[at] for at in range(len(given))), **{option: new[option] for option in options})
             if looks and (out := output_of(result)) is not None and out.requires_grad:
                 if reaches_others(out, inner, since):
                     raise ValueError(

@@ -55,7 +55,7 @@ def test_a_planted_fault_is_named(kind: str) -> None:
 def test_a_branch_has_the_runs_attention_in_its_heads() -> None:
     of = call(function_named("sdpa:math"))
     both = [
-        mixed(of.q, of.k, of.v, True, 0.125, of=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), 1))
+        mixed(of.q, of.k, of.v, True, 0.125, place=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), 1))
         for heads in ((2,), None)
     ]
     assert torch.equal(both[0][:, 1], both[1][:, 1])

@@ -61,7 +61,9 @@ def backends(inputs: Inputs, device: torch.device) -> tuple[str, Table]:
     unjudged = ""
     for found in list(ran.values())[-1:]:  # which all were called on the same sequences
         told += f"\n\n{heading(found, 'each', inputs.weights)}"
-        unjudged = too_few({of.call.layer: of.bias for of in found if of.bias is not None}, inputs.more)
+        unjudged = too_few(
+            {diagnosis.call.layer: diagnosis.bias for diagnosis in found if diagnosis.bias is not None}, inputs.more
+        )
     note = "\n\n".join(filter(None, ("\n".join(notes), unjudged, _READING)))
     shown = Table(_COLUMNS[:-1], [row[:-1] for row in rows if not row[-1]], note)
     return told, Table(_COLUMNS, rows, note, instead=shown)
@@ -73,10 +75,10 @@ def _kinds(diagnoses: Sequence[Diagnosis]) -> list[str]:
 
 def _measures(diagnoses: Sequence[Diagnosis]) -> list[Cell]:
     """Return the cells of an attention, over all layers and heads."""
-    of = [over_sequences(diagnosis.measures) for diagnosis in diagnoses]
+    together = [over_sequences(diagnosis.measures) for diagnosis in diagnoses]
 
     def known(name: str) -> list[float]:
-        values = [value for measures in of if name in measures for value in measures[name].tolist()]
+        values = [value for measures in together if name in measures for value in measures[name].tolist()]
         return [value for value in values if not math.isnan(value)]
 
     cells = [number(max(known(error.name), default=None), ".1e") for error in _ERRORS]

@@ -251,15 +251,15 @@ def _growth(run: Run, captured: Mapping[int, str]) -> Growth | None:
     if warning is not None:
         sentinel = sentinel_of(run, warning.step + 1)
     heads = sentinel.hottest()  # none where the norms are of too few steps
-    of = warning or (heads[0] if heads and onset is not None and run.ending == "exploded" else None)
-    if of is None:
+    fastest = warning or (heads[0] if heads and onset is not None and run.ending == "exploded" else None)
+    if fastest is None:
         return None
     failed = "" if onset is None else f"the loss {_failed(run)[1]} at step {onset:,}"
     modules = _modules(run.config)
-    numbers = {one.layer: _number_of(one.layer, modules, captured) for one in (*heads, of)}
-    number_of = numbers[of.layer]
+    numbers = {one.layer: _number_of(one.layer, modules, captured) for one in (*heads, fastest)}
+    number_of = numbers[fastest.layer]
     if warning:
-        name = modules.get(of.layer, "")
+        name = modules.get(fastest.layer, "")
         told = layer_told(number_of, name) if number_of else name
         note = f"W_Q of {told} grew{failed and f', and {failed}'}."
     else:
@@ -267,14 +267,18 @@ def _growth(run: Run, captured: Mapping[int, str]) -> Growth | None:
             f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
             "package knows had a warning. Look at learning rate, data and optimiser first."
         )
-    row = [of.step, number_of, of.head, number(of.norm, ".1f"), number(of.growth, ".1f")]
-    words = f"{note[:-1]}: head {of.head} ×{of.growth:.1f} in {LOOKBACK} steps, to {of.norm:.1f}." if warning else note
+    row = [fastest.step, number_of, fastest.head, number(fastest.norm, ".1f"), number(fastest.growth, ".1f")]
+    words = (
+        f"{note[:-1]}: head {fastest.head} ×{fastest.growth:.1f} in {LOOKBACK} steps, to {fastest.norm:.1f}."
+        if warning
+        else note
+    )
     table = Table(
         ("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note, instead=Table((), [])
     )
     by_head = {(at, one.head): one.growth for one in heads if (at := numbers[one.layer])}
     grown = frozenset(at for one in sentinel.grown() if (at := numbers[one.layer]))
-    return Growth(warning is not None, number_of, of.head, by_head, grown, words, table)
+    return Growth(warning is not None, number_of, fastest.head, by_head, grown, words, table)
 
 
 def _number_of(layer: int, of_run: Mapping[int, str], captured: Mapping[int, str]) -> int | None:

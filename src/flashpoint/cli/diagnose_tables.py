@@ -95,9 +95,11 @@ def _otherwise_called(diagnoses: Sequence[Diagnosis]) -> str:
     for diagnosis in diagnoses:
         for what in diagnosis.otherwise_called:
             layers.setdefault(what, []).append(str(diagnosis.call.layer))
-    every = {what for what, of in layers.items() if len(of) == len(diagnoses)}
-    where = {what: "every layer" if what in every else f"layer {', '.join(of)}" for what, of in layers.items()}
-    return "".join(f"; {what} in {of}" for what, of in where.items())
+    every = {what for what, numbers in layers.items() if len(numbers) == len(diagnoses)}
+    where = {
+        what: "every layer" if what in every else f"layer {', '.join(numbers)}" for what, numbers in layers.items()
+    }
+    return "".join(f"; {what} in {numbers}" for what, numbers in where.items())
 
 
 def _least_and_most(numbers: Sequence[int]) -> list[str]:
@@ -140,7 +142,7 @@ def delta_tables(
     biases = {layer: DeltaBias.of_samples([sample]) for layer, sample in samples.items()}
     findings = [one for layer, bias in biases.items() if (one := delta_finding(layer, bias))]
     measured: list[list[Cell | int]] = [
-        [layer, head + 1, *(_cell(of, head, form) for of, form in _bias_columns(bias))]
+        [layer, head + 1, *(_cell(values, head, form) for values, form in _bias_columns(bias))]
         for layer, bias in biases.items()
         for head in range(samples[layer].heads)
     ]
@@ -285,9 +287,9 @@ def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
     """Return a row for each head."""
     from flashpoint.diagnosis.measures import over_sequences
 
-    of = over_sequences(diagnosis.measures)
+    together = over_sequences(diagnosis.measures)
     columns = _bias_columns(diagnosis.bias)
-    columns += [(of.get(measure.name), form) for measure, form in COLUMNS.items()]
+    columns += [(together.get(measure.name), form) for measure, form in COLUMNS.items()]
     return [
         [head + 1, *(_cell(values, head, form) for values, form in columns)]
         for head in range(diagnosis.call.q.shape[1])

@@ -72,9 +72,9 @@ def _not_finite(judged: Judgement) -> Cell:
         steps = judged.not_finite(metric.name)
         values[metric.name] = len(steps)
         if len(steps):
-            of = len(judged.log.columns[metric.name][0])
+            total = len(judged.log.columns[metric.name][0])
             between = f"{steps[0]:,}" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,}"
-            parts.append(f"{metric.label} {len(steps):,} of {of:,}, {between}")
+            parts.append(f"{metric.label} {len(steps):,} of {total:,}, {between}")
     return Cell(values, "; ".join(parts) or "none")
 
 

@@ -90,9 +90,11 @@ def delta_sample(call: AttentionCall, function: Function | None = None) -> Delta
         results = without_empty_rows(call, results_of(function, call))[1] if function else kept
         call = with_sink(call, results.out)
     measures = by_sequence(call, results, probed, _of_heads)
-    finite = torch.stack([of.isfinite().all(-1) for of in measures.values()]).all(0) & judged
+    finite = torch.stack([values.isfinite().all(-1) for values in measures.values()]).all(0) & judged
     identities = tuple(one for one, counts in zip(identities_of(call), finite.tolist(), strict=True) if counts)
-    return DeltaSample((call.step,) * len(identities), identities, {name: of[finite] for name, of in measures.items()})
+    return DeltaSample(
+        (call.step,) * len(identities), identities, {name: values[finite] for name, values in measures.items()}
+    )
 
 
 def joined_samples(samples: Sequence[DeltaSample]) -> DeltaSample:

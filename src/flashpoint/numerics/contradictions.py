@@ -80,7 +80,7 @@ def _selection(
         return
     if not selects:
         raise ValueError("attn.elsewhere needs attn.layers or attn.heads: nothing is left for it")
-    if heads is not None and (whole := [of for of in (kernel, elsewhere.kernel) if of != "flash"]):
+    if heads is not None and (whole := [one for one in (kernel, elsewhere.kernel) if one != "flash"]):
         raise ValueError(f"attn.heads: kernel={whole[0]} computes whole layers; take flash_fp32 for single heads")
     if heads is not None and (stabilizes or elsewhere.stabilizes):
         raise ValueError(

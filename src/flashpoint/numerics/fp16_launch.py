@@ -158,9 +158,9 @@ def _way(*layouts: Any) -> _Way | None:
         for shape, strides in zip(shapes, layouts[1::2], strict=True)
     )
     runs = [_runs(shape, strides, like) for (shape, like), strides in zip(results, layouts[1::2], strict=True)]
-    if not all(of and of[-1][1] == 1 for of in runs):
+    if not all(axes and axes[-1][1] == 1 for axes in runs):
         return None
-    width = min(_WIDEST, *(of[-1][0] & -of[-1][0] or _WIDEST for of in runs))
+    width = min(_WIDEST, *(axes[-1][0] & -axes[-1][0] or _WIDEST for axes in runs))
     numbers: list[list[int]] = []
     for *outer, (size, _) in runs:
         levels = [*outer, *([(size // width, width)] if size != width else [])]
@@ -168,8 +168,8 @@ def _way(*layouts: Any) -> _Way | None:
             return None
         (n0, s0), (n1, s1), (n2, s2) = [(1, 0)] * (3 - len(levels)) + levels
         numbers.append([n0 * n1 * n2, n1, n2, s0, s1, s2])
-    step = _ALIGNED if all(stride % _ALIGNED == 0 for of in numbers for stride in of[3:]) else 1
-    whole = tuple(number for of in numbers for number in (*of[:3], *(stride // step for stride in of[3:])))
+    step = _ALIGNED if all(stride % _ALIGNED == 0 for row in numbers for stride in row[3:]) else 1
+    whole = tuple(number for row in numbers for number in (*row[:3], *(stride // step for stride in row[3:])))
     return _Way(width, step, whole, results, max(whole) >= 2**31)
 
 

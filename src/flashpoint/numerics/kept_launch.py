@@ -86,14 +86,14 @@ class KeptLaunch:
     ) -> None:
         read = [*map(readable, copied)]
         first = [
-            self._described(x, list(x.shape), list(of), list(block))
-            for (x, of), block in zip(read, self._blocks, strict=True)
+            self._described(x, list(x.shape), list(strides), list(block))
+            for (x, strides), block in zip(read, self._blocks, strict=True)
         ]
         compiled = self._kernel[self._grid](*first, *pointed_at, *numbers, **self._choices)
         if isinstance(compiled, CompiledKernel):  # the interpreter compiles nothing
             names = self._kernel.arg_names[len(first) + len(pointed_at) + len(numbers) :]
             forms = [
-                (x is not given, type(one), {name: of for name, of in vars(one).items() if name != "base"})
+                (x is not given, type(one), {name: value for name, value in vars(one).items() if name != "base"})
                 for given, (x, _), one in zip(copied, read, first, strict=True)
             ]
             constants = [self._choices[name] for name in names]

@@ -46,7 +46,7 @@ _SHARES_GRAPHS = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 10)
 class _Graph:
     """The graph that models of one process take in turn."""
 
-    of: Hashable
+    traced_from: Hashable
     """What it was traced from, but for the variant; None of a graph that one model alone takes."""
     name: str
     """What it calls the variant."""
@@ -58,7 +58,7 @@ class _Graph:
 _shared: _Graph | None = None
 
 
-def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Callable[..., Any]:
+def compiled(model: nn.Module, variant: AttentionVariant, traced_from: Hashable) -> Callable[..., Any]:
     """Return what calls the model compiled, as one graph.
 
     It takes the graph of the model before it in this process where the two differ in nothing but the variant: the
@@ -66,15 +66,15 @@ def compiled(model: nn.Module, variant: AttentionVariant, of: Hashable) -> Calla
 
     Args:
         variant: of the model, whose modules have it as ``variant``.
-        of: what else the graph follows from, of the model and of its calls. None where others than this package's
-            kernels compute it: their graph is another for each variant.
+        traced_from: what else the graph follows from, of the model and of its calls. None where others than this
+            package's kernels compute it: their graph is another for each variant.
     """
     global _shared  # noqa: PLW0603
     key = variant.key
     form = _form_of_results(key, shared=True)
-    whole_of = None if of is None or not _SHARES_GRAPHS else (form, of)
+    whole_of = None if traced_from is None or not _SHARES_GRAPHS else (form, traced_from)
     # One that had to compile anew differs in more: PyTorch compiles a function so many times only.
-    if _shared is None or whole_of is None or _shared.of != whole_of or _shared.compilations > 1:
+    if _shared is None or whole_of is None or _shared.traced_from != whole_of or _shared.compilations > 1:
         forget_graphs()
         _shared = _Graph(whole_of, graph_name(key) if whole_of is None else _SHARED + form)
     graph = _shared

@@ -217,13 +217,14 @@ class _Enter(torch.autograd.Function):
 
 def _divided(inner: Sequence[Tensor], factor: Tensor, dtypes: Sequence[torch.dtype]) -> list[Tensor]:
     """Return gradients divided by a power of two, each in a dtype of its own."""
-    of = zip(inner, dtypes, strict=True)
+    pairs = zip(inner, dtypes, strict=True)
     if is_eager(factor) and not torch.is_grad_enabled():
         wide = factor.view(1)  # of one dimension, as bounds are
-        return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in of]
+        return [torch.div(grad, wide, out=torch.empty_like(grad, dtype=dtype)) for grad, dtype in pairs]
     # By a power of two it does not matter which comes first, and BF16 is half to read and write.
     return [
-        grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype) for grad, dtype in of
+        grad.to(dtype) / factor if dtype == torch.bfloat16 else (grad.float() / factor).to(dtype)
+        for grad, dtype in pairs
     ]
 
 

@@ -130,7 +130,7 @@ class _Line(Kind):
         if not sources or found not in (whole, without_rows, without_bounds):
             names, expected = ", ".join(self.measures), ", ".join(SOURCES[0].names)
             raise ValueError(f"measures: found {names}; expected {expected}, or others of δ's errors")
-        shapes = {(len(of), *map(len, of)) for of in self.measures.values()}
+        shapes = {(len(values), *map(len, values)) for values in self.measures.values()}
         if len(shapes) > 1 or len({*next(iter(shapes))[1:]}) != 1:
             raise ValueError("measures: expected as many sequences and heads of each")
         if self.identities is not None and len(self.identities) != next(iter(shapes))[0]:
@@ -142,7 +142,7 @@ def append(path: Path, step: int, samples: Mapping[int, DeltaSample]) -> None:
     """Add what a step's sequences showed in some layers."""
     with path.open("a", encoding="utf-8") as file:
         for layer, sample in samples.items():
-            measures = {name: of.tolist() for name, of in sample.measures.items()}
+            measures = {name: values.tolist() for name, values in sample.measures.items()}
             line = {"step": step, "layer": layer, "identities": sample.identities, "measures": measures}
             file.write(json.dumps(line) + "\n")
 
@@ -156,7 +156,7 @@ def read(path: Path) -> dict[int, DeltaSample]:
     found: dict[int, list[DeltaSample]] = {}
     for number, text in enumerate(whole_lines(path, _REMEDY), 1):
         line = understood(text, _Line, f"{path}:{number}", _REMEDY, migrations.delta_line)
-        measures = {name: torch.tensor(of, dtype=torch.float64) for name, of in line.measures.items()}
+        measures = {name: torch.tensor(values, dtype=torch.float64) for name, values in line.measures.items()}
         count = len(next(iter(measures.values())))
         identities = line.identities or ("",) * count
         sample = DeltaSample((line.step,) * count, identities, _as_today(measures))

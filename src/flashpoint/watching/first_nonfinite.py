@@ -175,7 +175,7 @@ class FirstNonfinite:
         found = self._projections()
         if not found or len(found) < 2:
             return {}
-        if self._by_head is None or self._by_head.of is not found:
+        if self._by_head is None or self._by_head.matrices is not found:
             self._by_head = ProjectedGradients(found)
         return self._by_head.largest()
 

@@ -172,10 +172,13 @@ class SeenCall:
         """Of the scores, (N, H, T_q, T_k)."""
         return (*self.q.shape[:3], self.k.shape[2])
 
-    def once(self, make: Callable[..., Any], *of: Any) -> Any:
+    def once(self, make: Callable[..., Any], *arguments: Any) -> Any:
         """Return what a function makes of its arguments; of tensors and values that an earlier layer's call had, what
         it made then."""
-        key = (make, *((id(x), x.is_inference() or x._version) if isinstance(x, Tensor) else x for x in of))
+        key = (make, *((id(x), x.is_inference() or x._version) if isinstance(x, Tensor) else x for x in arguments))
         if key not in self.read:
-            self.read[key] = make(*of), of  # which live on: another tensor is not to have the place of one of them
+            self.read[key] = (
+                make(*arguments),
+                arguments,
+            )  # which live on: another tensor is not to have the place of one of them
         return self.read[key][0]

@@ -293,11 +293,11 @@ class Interceptor:
         if not tensors["out"].requires_grad:
             self.miss(FROZEN)
             return
-        by_head = {of: _by_head(x) if of in by_token else x for of, x in tensors.items()}
+        by_head = {role: _by_head(x) if role in by_token else x for role, x in tensors.items()}
         if reason := shapes_left_out(by_head):
             raise LeftOut(reason)
         q, k = by_head["q"], by_head["k"]
-        few = {of: x.detach()[: self._sequences] for of, x in by_head.items()}
+        few = {role: x.detach()[: self._sequences] for role, x in by_head.items()}
         form = read(
             SeenCall(**few, batch=len(q), dropped=self._dropped or (), generator=self._generator, read=self._read)
         )
@@ -327,10 +327,10 @@ class Interceptor:
         device = tensors["q"].device.type
         cast = torch.is_autocast_enabled(device)
         kept = {}
-        for of, tensor in tensors.items():
-            copy = self._copy(tensor, of in by_token)
+        for role, tensor in tensors.items():
+            copy = self._copy(tensor, role in by_token)
             # Autocast casts what the attention is given; the copies are what it computes with.
-            kept[of] = copy.to(torch.get_autocast_dtype(device)) if cast and of != "out" else copy
+            kept[role] = copy.to(torch.get_autocast_dtype(device)) if cast and role != "out" else copy
         return kept
 
     def _copy(self, tensor: Tensor, by_token: bool) -> Tensor:
@@ -342,10 +342,10 @@ class Interceptor:
         self, call: AttentionCalled, tensors: dict[str, Tensor], by_token: Sequence[str], in_order: bool
     ) -> None:
         """Have the gradients of a call shown when they come."""
-        inputs = {of: tensor for of, tensor in tensors.items() if of != "out"}
+        inputs = {role: tensor for role, tensor in tensors.items() if role != "out"}
         edges = edges_of(inputs, tensors["out"], self._since, in_order)
-        sums = {of: GradientInParts(len(found)) for of, found in edges.items()}
-        if unknown := [of for of, found in edges.items() if not found]:
+        sums = {role: GradientInParts(len(found)) for role, found in edges.items()}
+        if unknown := [role for role, found in edges.items() if not found]:
             told = f"gradients of {', '.join(unknown)}, not to be told from others of the same tensor"
             self._show(GradientsUnknown(f"{call.attention}: {told}"))
 
@@ -362,26 +362,26 @@ class Interceptor:
                 self.stop()  # the step's first forward pass is over
             self._publish(reached)
 
-        def keeping(of: str, at: int) -> Callable[..., None]:
+        def keeping(role: str, at: int) -> Callable[..., None]:
             def keep(from_node: Sequence[Tensor | None], _to_node: object) -> None:
                 if not self._keeping:
                     return
                 with self._attempt(f"{call.attention}: gradients"):
                     part = from_node[at]
-                    copy = None if part is None else self._copy(part, of in by_token)
-                    if (whole := sums[of].add(copy)) is not None:
-                        self._show(GradientSeen(call, of, whole))
+                    copy = None if part is None else self._copy(part, role in by_token)
+                    if (whole := sums[role].add(copy)) is not None:
+                        self._show(GradientSeen(call, role, whole))
 
             return keep
 
         self._gradient_hooks.append(tensors["out"].register_hook(keep_out))
-        for of, found in edges.items():
-            self._gradient_hooks += [node.register_hook(keeping(of, at)) for node, at in found]
+        for role, found in edges.items():
+            self._gradient_hooks += [node.register_hook(keeping(role, at)) for node, at in found]
 
     def _hook_other(self, call: AttentionCalled, name: str, other: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Have what comes to another output of a call, and not through O, shown when it comes."""
         origin, out = origin_of(other), tensors["out"]
-        meets, wholly = meeting(other, out, [tensors[of] for of in ("q", "k", "v")], self._since)
+        meets, wholly = meeting(other, out, [tensors[role] for role in ("q", "k", "v")], self._since)
         if not meets:
             return
         small = other.numel() * call.q.shape[-1] == call.q.numel()  # weights are not

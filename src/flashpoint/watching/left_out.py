@@ -114,8 +114,8 @@ def perhaps_exchanged(q: Sequence[int], lengths: Collection[int], heads: Collect
 def numbers_of_heads(model: nn.Module) -> set[int]:
     """Return the numbers of heads that a model's modules and their configurations name."""
     named = [vars(module) for module in model.modules()]
-    of = [*named, *(vars(one["config"]) for one in named if hasattr(one.get("config"), "__dict__"))]
-    return {one[name] for one in of for name in _HEADS if isinstance(one.get(name), int)}
+    holders = [*named, *(vars(one["config"]) for one in named if hasattr(one.get("config"), "__dict__"))]
+    return {one[name] for one in holders for name in _HEADS if isinstance(one.get(name), int)}
 
 
 def is_dtensor(value: Any) -> bool:

@@ -165,8 +165,13 @@ def _documents_by_positions(positions: Tensor, sequences: int) -> Pairs:
     begins = positions.detach()[:sequences].diff(dim=-1) < 1
     if not bool(begins.any()):
         return ALL
-    of = nn.functional.pad(begins.cumsum(-1), (1, 0))
-    return Pairs(_fitted((of[:, None, :, None] == of[:, None, None]), (len(of), 1, of.shape[1], of.shape[1])))
+    document = nn.functional.pad(begins.cumsum(-1), (1, 0))
+    return Pairs(
+        _fitted(
+            (document[:, None, :, None] == document[:, None, None]),
+            (len(document), 1, document.shape[1], document.shape[1]),
+        )
+    )
 
 
 def by_distance(slopes: Tensor, call: SeenCall) -> Pairs:
@@ -202,7 +207,7 @@ def of_score_mod(score_mod: Callable[..., Tensor], call: SeenCall) -> tuple[floa
     check_size("the bias by score_mod", shape, 8)
     of_pairs = score_mod
     for place in (4, 3, 2, 1):
-        of_pairs = torch.vmap(of_pairs, (0, *(0 if of == place else None for of in range(1, 5))))
+        of_pairs = torch.vmap(of_pairs, (0, *(0 if axis == place else None for axis in range(1, 5))))
     places = [torch.arange(size, device=call.q.device) for size in shape]
 
     def moved(by: float) -> Tensor:

@@ -86,9 +86,11 @@ class Products:
             return lambda module, _inputs, output: self._remember(name.rpartition(".")[0], module, output)
 
         named = with_hooks(self._model)
-        with_matrix = {of: name for of, name in named.items() if _matrix(of) is not None}
-        self._hooks = [of.register_forward_hook(Hook(remembering(name))) for of, name in with_matrix.items()]
-        self._holders = {id(one): (of, name) for of, name in named.items() for one in of._parameters.values()}
+        with_matrix = {module: name for module, name in named.items() if _matrix(module) is not None}
+        self._hooks = [module.register_forward_hook(Hook(remembering(name))) for module, name in with_matrix.items()]
+        self._holders = {
+            id(one): (module, name) for module, name in named.items() for one in module._parameters.values()
+        }
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -125,7 +127,7 @@ class Products:
             self._by_node[node] = matrix, place
         elif matrix is not None and matrix.weight.shape[1 if matrix.by_column else 0] == output.shape[-1]:
             inputs, edge = (0 if matrix.by_column else 1,), GradientEdge(node, output.output_nr)
-            made = Product(matrix.weight, inputs, edge, lambda of: of.flatten(0, -2), added=matrix.added)
+            made = Product(matrix.weight, inputs, edge, lambda grad: grad.flatten(0, -2), added=matrix.added)
             self._by_node[node] = made, place
 
     def _with_parameter(self, node: Any) -> Product | None:
@@ -138,7 +140,7 @@ class Products:
             if any(view.name() not in _CASTS for view, _ in path.nodes):
                 return None
             dims = tuple(range(1, len(path.shape)))
-            return Product(path.weight, dims, edge, lambda of: of.movedim(1, -1).flatten(0, -2))
+            return Product(path.weight, dims, edge, lambda grad: grad.movedim(1, -1).flatten(0, -2))
         if name not in _PRODUCTS:
             return None
         for right in (False, True):
@@ -147,7 +149,7 @@ class Products:
                 continue
             tokens = -2 if right else -1
             return Product(
-                path.weight, inputs, edge, lambda of, tokens=tokens: of.movedim(tokens, 0).flatten(1),  # type: ignore[misc]
+                path.weight, inputs, edge, lambda grad, tokens=tokens: grad.movedim(tokens, 0).flatten(1),  # type: ignore[misc]
                 lambda heads, path=path, right=right, inputs=inputs: _of_weight(heads, path, right, inputs),  # type: ignore[misc]
             )  # fmt: skip
         return None

@@ -177,7 +177,7 @@ def _of_call(step: StepNumbers, seen: Sequence[tuple[SeenCall, str, tuple[int, .
     """Return what came first of tensors that are not finite, in the order of time."""
     call, first, _ = seen[0]
     group = next(group for group in _GROUPS if first in group)
-    together = {name: heads for of, name, heads in seen if of is call and name in group}
+    together = {name: heads for one, name, heads in seen if one is call and name in group}
     tensors = tuple(name for name in group if name in together)
     heads = tuple(sorted({head for some in together.values() for head in some}))
     place = f"layer {call.layer}" if call.layer is not None else f"attention {call.number} of the forward pass"
@@ -207,7 +207,7 @@ def _why(call: SeenCall, group: Sequence[str], step: StepNumbers) -> str:
         case "dO":
             behind = "the loss" if call.number == last else f"dQ, dK and dV of attention {call.number + 1}"
             return f"What was seen of the forward pass was finite. It came in the backward pass, behind {behind}."
-    others = [name for name in group if name not in {of for one, of, _ in step.tensors if one is call}]
+    others = [name for name in group if name not in {other for one, other, _ in step.tensors if one is call}]
     finite = ["q", "k", "v", "O", "dO", *others]
     return f"{listed(finite)} were finite: the backward pass of this attention made it."
 
@@ -241,12 +241,12 @@ def _what(values: Mapping[str, float]) -> str:
     return "NaN" if any(map(math.isnan, values.values())) else "infinity"
 
 
-def _some(names: Collection[str], of: int = 0) -> str:
+def _some(names: Collection[str], total: int = 0) -> str:
     """Return the first names, and how many there are."""
     first = list(names)[:_TOLD]
     more = len(names) - len(first)
     told = ", ".join(first) + (f" and {more:,} more" if more else "")
-    return f"{told} ({len(names):,} of {of:,})" if of else told
+    return f"{told} ({len(names):,} of {total:,})" if total else told
 
 
 def _heads(heads: Sequence[int]) -> str:

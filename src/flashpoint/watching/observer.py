@@ -261,9 +261,10 @@ class Observer:
             lacks = "" if self.projections else f". Until a step shows one, {_unlogged(())}"
             self._notices.warn(f"no attention was recorded: {'; '.join(reasons)}{lacks}")
         elif reasons:
-            of = trained + sum(map(len, missed.values()))
+            total = trained + sum(map(len, missed.values()))
             reasons = [
-                f"{told_to_users_of(self._model, reason)}{_at_calls(missed.get(reason, {}), of)}" for reason in reasons
+                f"{told_to_users_of(self._model, reason)}{_at_calls(missed.get(reason, {}), total)}"
+                for reason in reasons
             ]
             told = "; ".join(reasons)
             self._notices.warn(f"some attentions are not recorded ({told}); layers are counted without them")
@@ -311,13 +312,13 @@ class Observer:
         return reasons or [UNKNOWN if interceptor.was_called else NOT_CALLED]
 
 
-def _at_calls(modules: Mapping[int, str], of: int) -> str:
+def _at_calls(modules: Mapping[int, str], total: int) -> str:
     """Return which calls of a forward pass these are, by the modules that called them or else by their numbers; empty
     without any."""
     names = list(dict.fromkeys(modules.values()))
     if names and all(names):
         return f", in module{'s' * (len(names) > 1)} {_first(names)}"
-    return f", in call{'s' * (len(modules) > 1)} {_first([*map(str, modules)])} of {of}" if modules else ""
+    return f", in call{'s' * (len(modules) > 1)} {_first([*map(str, modules)])} of {total}" if modules else ""
 
 
 def _first(told: Sequence[str]) -> str:

@@ -64,16 +64,16 @@ class ProjectedGradients:
     """The largest magnitudes of the gradients of W_Q and W_K by head, where all layers have one such matrix alike.
 
     Attributes:
-        of: the matrices.
+        matrices: of q and k, by metric.
     """
 
-    def __init__(self, of: Mapping[str, list[tuple[Projection, ...]]]) -> None:
-        self.of = of
+    def __init__(self, matrices: Mapping[str, list[tuple[Projection, ...]]]) -> None:
+        self.matrices = matrices
         self._weights: dict[str, list[Projection]] = {}
         self._features: dict[str, Tensor] = {}
-        if any(len(layer) != 1 for layers in of.values() for layer in layers):
+        if any(len(layer) != 1 for layers in matrices.values() for layer in layers):
             return
-        parts = {"dQ": [one for (one,) in of[W_Q_NORM.name]], "dK": [one for (one,) in of[W_K_NORM.name]]}
+        parts = {"dQ": [one for (one,) in matrices[W_Q_NORM.name]], "dK": [one for (one,) in matrices[W_K_NORM.name]]}
         for name, some in parts.items():
             if len({(one.weight.shape, one.features.shape, one.weight.device, one.inputs) for one in some}) == 1:
                 self._weights[name] = some

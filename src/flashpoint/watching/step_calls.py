@@ -171,7 +171,7 @@ class StepCalls:
 
     def _miss(self, forward: int, reason: str, module: str) -> None:
         earlier = self.of_pass(forward)
-        earlier += sum(len(numbers) for (of, _), numbers in self._missed.items() if of == forward)
+        earlier += sum(len(numbers) for (number, _), numbers in self._missed.items() if number == forward)
         self._missed.setdefault((forward, reason), {})[1 + earlier] = module
 
     def _begin_backward(self, call: ShownCall, differentiable: bool) -> None:

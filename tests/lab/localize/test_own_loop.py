@@ -336,9 +336,9 @@ def test_a_branch_has_the_runs_attention_where_it_is_asked_for(
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(2, count, 16, 16, generator=generator).bfloat16().requires_grad_() for count in (4, 2, 2)]
     calls: list[Callable[..., Tensor]] = [
-        lambda q, k, v: mixed(q, k, v, True, 0.25, of=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), layer)),
+        lambda q, k, v: mixed(q, k, v, True, 0.25, place=LayerOf(Mixture("sdpa", "twin of sdpa", (1,), heads), layer)),
         lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True),
-        lambda q, k, v: mixed(q, k, v, True, 0.25, of=LayerOf(Mixture("twin of sdpa", "twin of sdpa"), 1)),
+        lambda q, k, v: mixed(q, k, v, True, 0.25, place=LayerOf(Mixture("twin of sdpa", "twin of sdpa"), 1)),
     ]
     outs = [call(*tensors) for call in calls]
     grads = [torch.autograd.grad(out.float().square().sum(), tensors[0])[0] for out in outs]

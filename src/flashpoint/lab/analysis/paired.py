@@ -78,8 +78,8 @@ def losses_beside(step: int, runs: Sequence[Run], controls: Sequence[Run]) -> li
     return found
 
 
-def _losses(of: Lifetimes, own: Sequence[float], exploded: int, differences: Sequence[float]) -> Losses:
-    return Losses(of.label, of.variant, of.setting, np.array(own), exploded, np.array(differences))
+def _losses(lifetimes: Lifetimes, own: Sequence[float], exploded: int, differences: Sequence[float]) -> Losses:
+    return Losses(lifetimes.label, lifetimes.variant, lifetimes.setting, np.array(own), exploded, np.array(differences))
 
 
 def last_common_step(runs: Sequence[Run]) -> int:

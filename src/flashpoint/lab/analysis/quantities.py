@@ -108,7 +108,7 @@ def _by_seed(values: Sequence[tuple[int, float]]) -> NDArray[np.float64]:
     """Return the mean of each seed [seeds]. Sets of weights of one seed have the same batches and are often of one run:
     they are no repetitions of one another."""
     seeds = dict.fromkeys(seed for seed, _ in values)
-    return np.array([np.mean([value for of, value in values if of == seed]) for seed in seeds])
+    return np.array([np.mean([value for its_seed, value in values if its_seed == seed]) for seed in seeds])
 
 
 def _loss_differences(runs: Sequence[Run], against: Sequence[Run], asked: Interval) -> NDArray[np.float64]:

@@ -62,7 +62,7 @@ class Tally:
     """How many runs are as a claim says."""
 
     count: int
-    of: int
+    total: int
     """The runs that could say."""
     left_out: int
     """The runs that could not."""
@@ -80,25 +80,25 @@ class Alone:
     @property
     def p(self) -> float:
         """The two-sided p of the exact test of McNemar: of the sign test on these pairs."""
-        of, least = self.control + self.run, min(self.control, self.run)
-        return min(1.0, 2 * sum(comb(of, count) for count in range(least + 1)) / 2**of)
+        total, least = self.control + self.run, min(self.control, self.run)
+        return min(1.0, 2 * sum(comb(total, count) for count in range(least + 1)) / 2**total)
 
     @property
     def verdict(self) -> Verdict:
         """``replicates`` where the control explodes without the run more often than by chance, at 5 %."""
-        return majority(self.control, of) if (of := self.control + self.run) else Verdict.UNDECIDED
+        return majority(self.control, total) if (total := self.control + self.run) else Verdict.UNDECIDED
 
 
-def majority(count: int, of: int) -> Verdict:
+def majority(count: int, total: int) -> Verdict:
     """Judge a share by its 95 % Clopper–Pearson interval.
 
     Returns:
         ``replicates`` for an interval above one half, ``does not replicate`` for one below, or else ``undecided``;
         ``not tested`` without any run. For pairs this is the two-sided sign test at 5 %.
     """
-    if not of:
+    if not total:
         return Verdict.NOT_TESTED
-    return within(*clopper_pearson(count, of), above=HALF)
+    return within(*clopper_pearson(count, total), above=HALF)
 
 
 def within(low: float, high: float, above: float | None = None, below: float | None = None) -> Verdict:
@@ -138,7 +138,7 @@ def held(runs: Sequence[Run], steps: int) -> Tally:
         UserError: as :func:`exploded`.
     """
     tally = exploded(runs, steps)
-    return Tally(tally.of - tally.count, tally.of, tally.left_out)
+    return Tally(tally.total - tally.count, tally.total, tally.left_out)
 
 
 def alone(runs: Sequence[Run], controls: Sequence[Run], steps: int) -> Alone:
@@ -170,8 +170,8 @@ def compared(ratios: Sequence[OnsetRatio], kind: Literal["earlier", "later"]) ->
     say are left out (:attr:`.OnsetRatio.later`).
     """
     found = [one.later for one in ratios]
-    of = len(found) - found.count(None)
-    return Tally(found.count(kind == "later"), of, len(found) - of)
+    total = len(found) - found.count(None)
+    return Tally(found.count(kind == "later"), total, len(found) - total)
 
 
 def in_layer(runs: Sequence[Run], layer: int) -> Tally:
@@ -240,11 +240,11 @@ def judge(claim: Claim, runs: Sequence[Run], against: Sequence[Run] = ()) -> Fin
 
 
 def _counted(tally: Tally) -> Finding:
-    if not tally.of:
+    if not tally.total:
         return Finding(Verdict.NOT_TESTED, left_out=tally.left_out)
-    low, high = clopper_pearson(tally.count, tally.of)
-    share = tally.count / tally.of
-    return Finding(majority(tally.count, tally.of), tally.of, tally.count, share, low, high, tally.left_out)
+    low, high = clopper_pearson(tally.count, tally.total)
+    share = tally.count / tally.total
+    return Finding(majority(tally.count, tally.total), tally.total, tally.count, share, low, high, tally.left_out)
 
 
 def _held(tally: Tally, pairs_alone: Alone | None) -> Finding:

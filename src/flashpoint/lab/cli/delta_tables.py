@@ -133,10 +133,10 @@ def metric(
         rows.append([code(run.name), verdict.verdict, *cells])
     note = ""
     if localised.explosions > 1:
-        of = share_interval(localised.right, localised.explosions).text
+        interval = share_interval(localised.right, localised.explosions).text
         told = ", ".join(f"layer {layer} in {times}" for layer, times in localised.layers.items())
         share_told = share(localised.right, localised.explosions).text
-        note = f"largest in the layer that explodes: {share_told} ({of}); {told}"
+        note = f"largest in the layer that explodes: {share_told} ({interval}); {told}"
     return Table(("run", "verdict", *(f"layer {layer + 1}" for layer in range(count))), rows, note)
 
 

@@ -105,10 +105,10 @@ def _beside(run: Run, original: Run) -> tuple[str, bool]:
         return f"differs from {original.where} from step {difference.step:,} on, first in its {quantity}{place}", False
     same = f"weights after {since:,} steps" if since else "initial weights"
     how = original.outcome.in_words if original.ended else "did not end"
-    for of in (_attention, attrgetter("title"), attrgetter("where")):  # the first that tells them apart
-        if of(original) != of(run):
+    for name_of in (_attention, attrgetter("title"), attrgetter("where")):  # the first that tells them apart
+        if name_of(original) != name_of(run):
             break
-    return f"same batches and {same}: {of(original)} {how}, {of(run)} {run.outcome.in_words}{place}", True
+    return f"same batches and {same}: {name_of(original)} {how}, {name_of(run)} {run.outcome.in_words}{place}", True
 
 
 def _attention(run: Run) -> str:

@@ -153,7 +153,7 @@ def by_seed(groups: Mapping[tuple[str, str], Mapping[int, OnsetRatio]]) -> list[
         for setting, ratios in settings.items():
             cells = [_ratio(ratios[seed]) if seed in ratios else None for seed in seeds]
             later = compared(list(ratios.values()), "later")
-            ends = share_interval(later.count, later.of) if later.of else None
+            ends = share_interval(later.count, later.total) if later.total else None
             rows.append([code(f"{label} {setting}".strip()), *cells, _later(later), ends])
     tables = [Table(("experiment", *map(_of_seed, seeds), "later", "95 % interval"), rows)]
     several = {label: list(settings.values()) for label, settings in of_label.items() if len(settings) > 1}
@@ -176,7 +176,7 @@ def _of_seed(seed: int) -> str:
 
 
 def _later(tally: Tally) -> Cell | None:
-    return share(tally.count, tally.of) if tally.of else None
+    return share(tally.count, tally.total) if tally.total else None
 
 
 def by_measure(found: Sequence[Foretelling]) -> Table:

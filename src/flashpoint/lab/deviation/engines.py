@@ -101,10 +101,10 @@ class Called:
             values |= dict(zip(("dQ", "dK", "dV"), (x.double() for x in gradients), strict=True))
         return Results(values)
 
-    def _gradients(self, out: Tensor, of: tuple[Tensor, Tensor, Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
+    def _gradients(self, out: Tensor, inputs: tuple[Tensor, Tensor, Tensor], grad_out: Tensor) -> tuple[Tensor, ...]:
         try:
             with errors_in_one_line(self.name, f"{self.name}: its backward pass fails", "ask for --of O alone"):
-                return torch.autograd.grad(out, of, grad_out.to(out.dtype))
+                return torch.autograd.grad(out, inputs, grad_out.to(out.dtype))
         except UserCodeError as error:
             if isinstance(error.__cause__, Exception) and is_of_full_memory(error.__cause__):
                 raise error.__cause__ from None  # which has a line of its own

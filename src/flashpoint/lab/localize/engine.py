@@ -43,8 +43,8 @@ def _engine(name: str) -> Function:
     return function_named(name)
 
 
-def _twin(of: str) -> AttentionVariant:
-    return exact(packaged(of) or variant_of("flash_fp32"))
+def _twin(name: str) -> AttentionVariant:
+    return exact(packaged(name) or variant_of("flash_fp32"))
 
 
 def packaged(name: str) -> AttentionVariant | None:

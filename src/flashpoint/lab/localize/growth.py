@@ -197,12 +197,12 @@ class Effect:
     Attributes:
         run: growth of the run by starting step, in nats, positive.
         branch: growth of the branch, of the same heads from the same steps; 0 is the twin's.
-        of: what the growth is, in words.
+        what: the growth that a share is of, in words.
     """
 
     run: dict[int, float]
     branch: dict[int, float]
-    of: str = "the growth"
+    what: str = "the growth"
 
     @property
     def starts(self) -> int:
@@ -233,7 +233,7 @@ class Effect:
         weights = [growth**2 for growth in self.run.values()]
         heaviest = max(weights) / sum(weights)
         rests = f", one with {heaviest:.0%} of the weight" if half is not None and heaviest > _MOST_WEIGHT else ""
-        return f"{share:.2f}{spread} of {self.of}, {self.votes} of {self.starts} starts{rests}"
+        return f"{share:.2f}{spread} of {self.what}, {self.votes} of {self.starts} starts{rests}"
 
     @property
     def _interval(self) -> tuple[float, float | None]:

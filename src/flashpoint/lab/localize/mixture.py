@@ -35,14 +35,14 @@ class LayerOf(NoMask):
     layer: int
 
 
-def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, of: LayerOf) -> Tensor:
+def mixed(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float, *, place: LayerOf) -> Tensor:
     """Compute a layer's attention. :func:`flashpoint.watch` records calls of this function.
 
     Args:
         q: [B, H, T, d].
         k, v: [B, H_kv, T, d].
     """
-    mixture, layer = of.mixture, of.layer
+    mixture, layer = place.mixture, place.layer
     k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], 1) for x in (k, v))
     if mixture.layers is not None and layer not in mixture.layers:
         return engine(mixture.elsewhere)(q, k, v, is_causal, scale)

@@ -269,4 +269,4 @@ class _Handed:
         if torch.is_autocast_enabled(q.device.type):
             q, k, v = (x.to(torch.get_autocast_dtype(q.device.type)) for x in (q, k, v))
         scale = q.shape[-1] ** -0.5 if scale is None else scale
-        return mixed(q, k, v, is_causal, scale, of=LayerOf(self._mixture, layer))
+        return mixed(q, k, v, is_causal, scale, place=LayerOf(self._mixture, layer))

@@ -173,7 +173,7 @@ arXiv 2510.04212.</footer></body></html>
 def _answers(runs: Sequence[Run]) -> list[str]:
     """Return what became of each attention: the verdict of its one run, or how many of its runs exploded."""
     members = {title: [run for run in runs if run.title == title] for title in dict.fromkeys(run.title for run in runs)}
-    return [f"{title}: {of[0].verdict if len(of) == 1 else _exploded(of)}" for title, of in members.items()]
+    return [f"{title}: {alike[0].verdict if len(alike) == 1 else _exploded(alike)}" for title, alike in members.items()]
 
 
 def _exploded(runs: Sequence[Run]) -> str:
@@ -224,10 +224,10 @@ def _branches(runs: Sequence[Run]) -> str:
     return "".join(told)
 
 
-def _shared(runs: Sequence[Run], of: Callable[[Run], object]) -> str:
+def _shared(runs: Sequence[Run], value_of: Callable[[Run], object]) -> str:
     if any(run.watched for run in runs):  # other loops tell neither their batches nor their weights
         return UNKNOWN
-    return "the same" if len({of(run) for run in runs}) == 1 else DIFFERENT
+    return "the same" if len({value_of(run) for run in runs}) == 1 else DIFFERENT
 
 
 def _by_seed(runs: Sequence[Run]) -> bool:

@@ -89,7 +89,7 @@ class Plot:
         """Return points [n, 2] that have the range of the values, and of the positive ones."""
         ranges: list[tuple[float, float]] = []
         for curve in self.curves:
-            steps, values = (np.asarray(of, np.float64) for of in curve.get_data(orig=True))
+            steps, values = (np.asarray(data, np.float64) for data in curve.get_data(orig=True))
             finite = np.isfinite(values)
             if finite.any():
                 steps, values = steps[finite], values[finite]

@@ -114,10 +114,10 @@ def _check_sizes(config: Config) -> None:
     device = "cuda" if on_gpu is not None else "cpu"
     needed = RunSize.of_config(config, device, int(os.environ.get("WORLD_SIZE", "1")))
     if on_gpu is not None:
-        _compare(needed, lambda of: of.memory("cuda"), on_gpu, "GPU memory, the GPU")
+        _compare(needed, lambda size: size.memory("cuda"), on_gpu, "GPU memory, the GPU")
         _compare(needed, RunSize.host_memory, memory(), "memory, this machine")
     else:
-        _compare(needed, lambda of: of.memory("cpu"), memory(), "memory, this machine")
+        _compare(needed, lambda size: size.memory("cpu"), memory(), "memory, this machine")
     if needed.interval:
         capacity(config.checkpoints, needed.state_bytes)
     if config.resume is None:  # which has a part of its files already

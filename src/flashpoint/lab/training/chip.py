@@ -25,7 +25,7 @@ def refuse_chip_without_kernels(attention: AttentionVariant, device: torch.devic
     variants = (attention, *filter(None, [attention.elsewhere]))
     number = capability(chip_of(device))
     if 0 < number < LEAST_CAPABILITY and any(variant.runs_kernels_of_ours for variant in variants):
-        least, here = (f"{of // 10}.{of % 10}" for of in (LEAST_CAPABILITY, number))
+        least, here = (f"{version // 10}.{version % 10}" for version in (LEAST_CAPABILITY, number))
         raise UserError(
             f"attn={attention.name}: its kernels need compute capability {least} or newer, and "
             f"{torch.cuda.get_device_name(device)} has {here}; {_REMEDY}"

@@ -193,8 +193,8 @@ class OptimizerStep:
     def _compile_observation(self, variant: AttentionVariant) -> None:
         """Launch what the probes launch beside the passes of training, on one sequence: kernels serve any number. What
         fails here fails once more in the first observation, which tells of it."""
-        of, tokens = self.model.config, self._batch.shape[2] - 1
-        shape = (of.n_layer, 1, of.n_head, tokens, of.head_size)
+        config, tokens = self.model.config, self._batch.shape[2] - 1
+        shape = (config.n_layer, 1, config.n_head, tokens, config.head_size)
         like = torch.zeros(shape, dtype=linear_dtype(self._train.precision), device=self._device)
         if kernels_for(like[0], variant, layer=1):
             with torch.cuda.device_of(like):  # a thread begins on the first device
@@ -269,8 +269,8 @@ def _compiled(model: GPT, config: Config, device: torch.device) -> Callable[...,
     train, attention = config.train, config.attn
     fronts = [in_front(attention, layer) for layer in range(1, config.model.n_layer + 1)]
     before = tuple((front.shift_keys, front.shift_values, front.fp16_inside) for front in fronts)
-    of = config.model, before, train.z_loss, train.precision, train.sequences, train.deterministic, device
-    return compiled(model, attention, of if all(front.kernel == "flash" for front in fronts) else None)
+    traced_from = config.model, before, train.z_loss, train.precision, train.sequences, train.deterministic, device
+    return compiled(model, attention, traced_from if all(front.kernel == "flash" for front in fronts) else None)
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
