@@ -109,17 +109,11 @@ def main() -> None:
                     tell(f"{name}, case {number}: {', '.join(bad)}")
     columns = ("ended by", "runs", "before their last step", "digest equal", *FAULTS[1:])
     rows = [
-        (
-            name,
-            tally["runs"],
-            tally["early"],
-            tally["runs"] - tally["other digest"],
-            *(tally[fault] for fault in FAULTS[1:]),
-        )
-        for name, tally in tallies.items()
+        (name, sums["runs"], sums["early"], sums["runs"] - sums["other digest"], *(sums[fault] for fault in FAULTS[1:]))
+        for name, sums in tallies.items()
     ]
     show(Table(columns, rows), "markdown")
-    sys.exit(any(tally[fault] for tally in tallies.values() for fault in FAULTS))
+    sys.exit(any(sums[fault] for sums in tallies.values() for fault in FAULTS))
 
 
 def tried(case: tuple[Path, Kind, int, int, float]) -> tuple[str, int, Counter[str]]:

@@ -183,9 +183,9 @@ class _Block(contextlib.AbstractContextManager[Stabilized]):
     def __enter__(self) -> Stabilized:
         self._began = True
         inside = self._begin()
-        told = inside.__enter__()
+        block = inside.__enter__()
         self._inside.append(inside)
-        return told
+        return block
 
     def __exit__(self, *error: Any) -> bool | None:
         return self._inside.pop().__exit__(*error)
@@ -238,29 +238,29 @@ def stabilize(model: nn.Module, *, functions: Sequence[str] = ()) -> contextlib.
 @contextlib.contextmanager
 def _stabilized(model: nn.Module, named: Sequence[NamedFunction], announced: set[str]) -> Iterator[Stabilized]:
     outer = bool(_open)
-    told = _open[0] if outer else Stabilized(announced)
-    told.count_on(x.device for x in (*model.parameters(), *model.buffers()))
+    block = _open[0] if outer else Stabilized(announced)
+    block.count_on(x.device for x in (*model.parameters(), *model.buffers()))
     with contextlib.ExitStack() as entered:
-        inside = _sdpa(told)
+        inside = _sdpa(block)
         for module, name in _users_places(_SDPA[0]):
             entered.enter_context(replaced(module, name, inside))
         for one in named:
             original = getattr(one.owner, one.name)
-            inside = functools.wraps(original)(_function(told, original, one.word, -3 if one.by_token else -2))
+            inside = functools.wraps(original)(_function(block, original, one.word, -3 if one.by_token else -2))
             for module, name in places_of(original):
                 entered.enter_context(replaced(module, name, inside))
         if (asked := interface_in_use()) is not None:
-            entered.enter_context(replaced(asked, "get_interface", _interface(told, asked.get_interface)))
+            entered.enter_context(replaced(asked, "get_interface", _interface(block, asked.get_interface)))
         if outer:
-            yield told
+            yield block
             return
-        _open.append(told)
+        _open.append(block)
         try:
-            yield told
+            yield block
         finally:
-            told.open = False
-            _open.remove(told)
-            _tell(told, model)
+            block.open = False
+            _open.remove(block)
+            _tell(block, model)
 
 
 def center_keys(k: Tensor, dim: int = -2) -> Tensor:
@@ -311,7 +311,7 @@ def _dtype_of(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype | None:
     return torch.bfloat16 if dtypes == (torch.bfloat16,) * 3 else None
 
 
-def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
+def _sdpa(block: Stabilized) -> Callable[..., Tensor]:
     (original,) = _SDPA
 
     @functools.wraps(original)
@@ -322,7 +322,7 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         # It holds no numbers, and knows PyTorch's attention by being what F has now: this function.
         of_causal_bias = isinstance(attn_mask, CausalBias)
         call: Callable[..., Tensor] = CausalBias._dispatch if of_causal_bias else original
-        if dtype is None or not told.open:
+        if dtype is None or not block.open:
             return call(query, key, value, attn_mask, *more, **options)
         _note("scaled_dot_product_attention")
         biases = () if attn_mask is None or of_causal_bias or attn_mask.dtype == torch.bool else (attn_mask,)
@@ -330,16 +330,16 @@ def _sdpa(told: Stabilized) -> Callable[..., Tensor]:
         def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
             return call(q, k, v, mask, *more, **options)
 
-        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, counts=told)
+        out: Tensor = in_fp16(attend, query, key, value, *biases, dtype=dtype, counts=block)
         return out
 
     return scaled_dot_product_attention
 
 
-def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens: int) -> Callable[..., Any]:
+def _function(block: Stabilized, original: Callable[..., Any], name: str, tokens: int) -> Callable[..., Any]:
     def inside(*given: Any, **options: Any) -> Any:
         arguments = dict(enumerate(given)) | options
-        qkv = where_queries_keys_values(arguments) if told.open else None
+        qkv = where_queries_keys_values(arguments) if block.open else None
         dtype = None if qkv is None else _dtype_of(*(arguments[at] for at in qkv))
         if qkv is None or dtype is None:
             return original(*given, **options)
@@ -352,7 +352,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
 
         def attend(*inner: Tensor) -> Any:
             new = arguments | dict(zip([*qkv, *biases, *learned], inner, strict=True))
-            looks = not torch.compiler.is_compiling() and name not in told.looked_at
+            looks = not torch.compiler.is_compiling() and name not in block.looked_at
             since = next_node() if looks else 0
             result = original(*(new[at] for at in range(len(given))), **{option: new[option] for option in options})
             if looks and (out := output_of(result)) is not None and out.requires_grad:
@@ -361,7 +361,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
                         f"stabilize: {name} learns tensors that are none of its arguments, whose gradients FP16 inside "
                         "would scale: give them to it as arguments"
                     )
-                told.looked_at.add(name)
+                block.looked_at.add(name)
             return result
 
         return in_fp16(
@@ -370,7 +370,7 @@ def _function(told: Stabilized, original: Callable[..., Any], name: str, tokens:
             learned=[arguments[at] for at in learned],
             dtype=dtype,
             tokens=tokens,
-            counts=told,
+            counts=block,
         )
 
     return inside
@@ -381,7 +381,7 @@ def _is_bias(x: Tensor) -> bool:
     return x.dtype == torch.bfloat16 and x.dim() > 1
 
 
-def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., Any]:
+def _interface(block: Stabilized, original: Callable[..., Any]) -> Callable[..., Any]:
     def get_interface(interface: Any, name: str, default: Callable[..., Any]) -> Callable[..., Any]:
         function = original(interface, name, default)
         if name in _THEMSELVES or name.startswith("point:"):
@@ -389,7 +389,7 @@ def _interface(told: Stabilized, original: Callable[..., Any]) -> Callable[..., 
 
         def called(module: nn.Module, q: Tensor, k: Tensor, v: Tensor, *more: Any, **options: Any) -> Any:
             of_module = functools.partial(function, module)
-            inside = _function(told, of_module, f"{name} of Transformers", -3)  # its O is [B, T, H, d]
+            inside = _function(block, of_module, f"{name} of Transformers", -3)  # its O is [B, T, H, d]
             return inside(q, k, v, *more, **options)
 
         return called
@@ -405,18 +405,18 @@ def _note(name: str, in_forward_alone: bool = False) -> None:
         in_forward_alone: whether its backward pass is compiled under autocast, too, as PyTorch does with that of a
             forward pass under autocast: it casts the operands of products to BF16, if no kernel makes them.
     """
-    (told,) = _open  # no compiler takes it as a constant argument
-    told.names.add(name)
-    if name not in told.announced:
-        told.announced.add(name)
+    (block,) = _open  # no compiler takes it as a constant argument
+    block.names.add(name)
+    if name not in block.announced:
+        block.announced.add(name)
         alone = "; compiled under autocast, it has BF16 in its backward pass, unless a kernel computes that"
         notify(f"stabilize: {name} has FP16 inside{alone * in_forward_alone}")
 
 
-def _tell(told: Stabilized, model: nn.Module) -> None:
+def _tell(block: Stabilized, model: nn.Module) -> None:
     if sys.exc_info()[0] is not None:
         return
-    if not told.called:
+    if not block.called:
         configurations = (getattr(module, "config", None) for module in model.modules())
         eager = any(getattr(one, "_attn_implementation", None) == "eager" for one in configurations)
         notify(
@@ -425,9 +425,9 @@ def _tell(told: Stabilized, model: nn.Module) -> None:
             + "Turn autocast to BF16 on, call PyTorch's scaled_dot_product_attention as an attribute of its module, "
             "or name another as functions=['MODULE:NAME']"
         )
-    if clamped := told.clamped:
+    if clamped := block.clamped:
         notify(f"stabilize: {clamped:,} of the tensors q, k and v held numbers beyond 65,504, and were clamped to it")
-    if overflowed := told.overflowed:
+    if overflowed := block.overflowed:
         notify(
             f"stabilize: {overflowed:,} backward pass{'es' * (overflowed > 1)} of attentions made dQ or dK infinite, "
             "as FP16 does where k or q are large; normalise q and k, or train without stabilize"

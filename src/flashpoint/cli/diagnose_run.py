@@ -268,11 +268,9 @@ def _growth(run: Run, captured: Mapping[int, str]) -> Growth | None:
             "package knows had a warning. Look at learning rate, data and optimiser first."
         )
     row = [fastest.step, number_of, fastest.head, number(fastest.norm, ".1f"), number(fastest.growth, ".1f")]
-    words = (
-        f"{note[:-1]}: head {fastest.head} ×{fastest.growth:.1f} in {LOOKBACK} steps, to {fastest.norm:.1f}."
-        if warning
-        else note
-    )
+    words = note
+    if warning:
+        words = f"{note[:-1]}: head {fastest.head} ×{fastest.growth:.1f} in {LOOKBACK} steps, to {fastest.norm:.1f}."
     table = Table(
         ("step", "layer", "head", "W_Q norm", f"growth in {LOOKBACK} steps"), [row], note, instead=Table((), [])
     )

@@ -110,15 +110,15 @@ def _launch(kernel: str, way: _Way, tensors: Sequence[Tensor], *numbers: int, co
         counts: a choice that some kernels have.
     """
     # Which of large numbers take 64 bits follows from all of them.
-    also = tensors[0].get_device(), *map(_dtype, tensors), *(numbers if way.is_large else ())
-    _kept(kernel, way.width, way.step, counts, also)((), tensors, *numbers)
+    key = tensors[0].get_device(), *map(_dtype, tensors), *(numbers if way.is_large else ())
+    _kept(kernel, way.width, way.step, counts, key)((), tensors, *numbers)
 
 
 _dtype, _allocator = attrgetter("dtype"), lru_cache(allocator)
 
 
 @lru_cache(maxsize=256)
-def _kept(kernel: str, width: int, step: int, counts: bool, _also: tuple[object, ...]) -> KeptLaunch:
+def _kept(kernel: str, width: int, step: int, counts: bool, _key: tuple[object, ...]) -> KeptLaunch:
     programs = 4 if INTERPRETED else PROGRAMS
     choices = {"PROGRAMS": programs, "WIDTH": width, "STEP": step, "COUNTS": counts}
     function = getattr(fp16_inside, kernel)
@@ -137,7 +137,7 @@ def _prepared(tensors: Sequence[Tensor], dtypes: Sequence[torch.dtype]) -> tuple
         way = _way(*itertools.chain.from_iterable(map(_layout, tensors)))
         assert way is not None
     allocate = _allocator(tensors[0].device)
-    return way, tensors, [allocate(*like, dtype) for like, dtype in zip(way.results, dtypes, strict=True)]
+    return way, tensors, [allocate(*layout, dtype) for layout, dtype in zip(way.results, dtypes, strict=True)]
 
 
 def _layout(x: Tensor) -> tuple[torch.Size, tuple[int, ...]]:
@@ -157,7 +157,9 @@ def _way(*layouts: Any) -> _Way | None:
         (tuple(shape), torch.empty_like(torch.empty_strided(shape, strides, device="meta")).stride())
         for shape, strides in zip(shapes, layouts[1::2], strict=True)
     )
-    runs = [_runs(shape, strides, like) for (shape, like), strides in zip(results, layouts[1::2], strict=True)]
+    runs = [
+        _runs(shape, strides, out_strides) for (shape, out_strides), strides in zip(results, layouts[1::2], strict=True)
+    ]
     if not all(axes and axes[-1][1] == 1 for axes in runs):
         return None
     width = min(_WIDEST, *(axes[-1][0] & -axes[-1][0] or _WIDEST for axes in runs))
@@ -173,10 +175,10 @@ def _way(*layouts: Any) -> _Way | None:
     return _Way(width, step, whole, results, max(whole) >= 2**31)
 
 
-def _runs(shape: tuple[int, ...], strides: tuple[int, ...], like: tuple[int, ...]) -> list[tuple[int, int]]:
-    """Return sizes and strides of a tensor in the order in which ``like`` has them, the innermost last, with dimensions
-    that follow each other as one."""
-    order = sorted((i for i, size in enumerate(shape) if size != 1), key=lambda i: like[i], reverse=True)
+def _runs(shape: tuple[int, ...], strides: tuple[int, ...], out_strides: tuple[int, ...]) -> list[tuple[int, int]]:
+    """Return sizes and strides of a tensor in the order in which ``out_strides`` have them, the innermost last, with
+    dimensions that follow each other as one."""
+    order = sorted((i for i, size in enumerate(shape) if size != 1), key=lambda i: out_strides[i], reverse=True)
     runs = [(1, 1)] if not order else []
     for size, stride in ((shape[i], strides[i]) for i in order):
         if runs and runs[-1][1] == size * stride:

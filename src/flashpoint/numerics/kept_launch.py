@@ -59,17 +59,17 @@ class KeptLaunch:
         """
         at, pointers = (*map(_address, copied),), (*map(_address, pointed_at),)
         strides, stream = (*map(_strides, copied),), self._stream()
-        here = self, stream, *numbers, *at, *pointers, *strides
+        exact_key = self, stream, *numbers, *at, *pointers, *strides
         hooked = _has_hooks()
-        if (ready := _READY.get(here)) and not hooked:
+        if (ready := _READY.get(exact_key)) and not hooked:
             launch, arguments = ready
             launch(*arguments)
             return
         # What Triton, and who makes a descriptor, tells apart.
         forms = *map(_form, copied), *strides, *map(_dtype, pointed_at)
-        like = *forms, *(address % 16 for address in at), *(address % 16 == 0 for address in pointers)
-        if not (kept := self._kept.get(like)):
-            self._kept_first(like, copied, pointed_at, numbers)
+        form_key = *forms, *(address % 16 for address in at), *(address % 16 == 0 for address in pointers)
+        if not (kept := self._kept.get(form_key)):
+            self._kept_first(form_key, copied, pointed_at, numbers)
         elif hooked or kept.in_c is None:
             kept.launch(*map(_descriptor, copied, kept.forms), *pointers, *numbers, *kept.constants)
         else:
@@ -78,11 +78,15 @@ class KeptLaunch:
             arguments = arguments_of(*self._grid, stream, *descriptors, *pointers, *numbers, *kept.constants)
             if len(_READY) >= _READY_AT_MOST:
                 _READY.clear()
-            _READY[here] = launch, arguments
+            _READY[exact_key] = launch, arguments
             launch(*arguments)
 
     def _kept_first(
-        self, like: tuple[object, ...], copied: Sequence[Tensor], pointed_at: Sequence[Tensor], numbers: Sequence[int]
+        self,
+        form_key: tuple[object, ...],
+        copied: Sequence[Tensor],
+        pointed_at: Sequence[Tensor],
+        numbers: Sequence[int],
     ) -> None:
         read = [*map(readable, copied)]
         first = [
@@ -98,7 +102,7 @@ class KeptLaunch:
             ]
             constants = [self._choices[name] for name in names]
             in_c = None if any(had_to_be_copied for had_to_be_copied, _, _ in forms) else _in_c(compiled)
-            self._kept[like] = _Kept(compiled[self._grid], in_c, forms, constants)
+            self._kept[form_key] = _Kept(compiled[self._grid], in_c, forms, constants)
             if in_c is not None:
                 self._stream = partial(driver.active.get_current_stream, driver.active.get_current_device())
 

@@ -63,8 +63,8 @@ class _Unlike(LeftOut):
 
 def scale_of(given: Mapping[str, Any], q: Tensor) -> float:
     """Return α as a call was told it, or else 1/√d."""
-    told = next((given[name] for name in _SCALES if given.get(name) is not None), None)
-    return float((q.shape[-1] or 1) ** -0.5 if told is None else told)
+    scale = next((given[name] for name in _SCALES if given.get(name) is not None), None)
+    return float((q.shape[-1] or 1) ** -0.5 if scale is None else scale)
 
 
 @torch.no_grad()
@@ -93,8 +93,8 @@ def of_interface(module: Any, mask: Any, given: Mapping[str, Any], call: SeenCal
     Raises:
         LeftOut: as of :func:`of_sdpa`.
     """
-    told, shape = given.get("is_causal"), call.shape
-    causal = bool(getattr(module, "is_causal", True) if told is None else told)
+    is_causal, shape = given.get("is_causal"), call.shape
+    causal = bool(getattr(module, "is_causal", True) if is_causal is None else is_causal)
     if hasattr(mask, "mask_mod"):
         each = [of_block_mask(mask, call)]
     elif isinstance(mask, Tensor) and mask.dim() == 4:
@@ -131,13 +131,15 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     masks = {name: value for name, value in here.items() if name not in _READ and _may_be_mask(name, value)}
     read = {name: _readings(call, name, value) for name, value in masks.items()}
     unknown = [name for name, each in read.items() if not each]
-    told = next((bool(here[name]) for name in _CAUSAL if name in here), None)
-    causal = _causal(call) if told else [ALL] if told is False and not masks else [LOWER, ALL]
+    is_causal = next((bool(here[name]) for name in _CAUSAL if name in here), None)
+    causal = _causal(call) if is_causal else [ALL] if is_causal is False and not masks else [LOWER, ALL]
     readings = [*(each for each in read.values() if each), *_documents(call, here)]
-    readings += [_windows(call, here[name], bool(told)) for name in _WINDOWS if name in here]
+    readings += [_windows(call, here[name], bool(is_causal)) for name in _WINDOWS if name in here]
     told_to_drop = [float(here[name]) for name in _DROPOUTS if isinstance(here.get(name), int | float)]
     dropped = _dropped(call, max(told_to_drop, default=0.0) if here.get("training", True) else 0.0)
-    if told is None and call.shape[2] < call.shape[3]:  # it may be causal as flash-attn is: then O shows that closely
+    if (
+        is_causal is None and call.shape[2] < call.shape[3]
+    ):  # it may be causal as flash-attn is: then O shows that closely
         each = [joined(some) for some in itertools.product([*_causal(call), ALL], *readings)]
         with contextlib.suppress(_Unlike):
             return _among(each, here, call, dropped, closely=True)
@@ -221,8 +223,8 @@ def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely:
     if found is None and dropped.p:
         raise LeftOut(f"{DROPOUT}{dropped.remedy}")
     if found is None:
-        told = list(dict.fromkeys(map(_described, forms)))
-        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(told[:3])}")
+        expected = list(dict.fromkeys(map(_described, forms)))
+        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(expected[:3])}")
     return found
 
 
@@ -253,12 +255,12 @@ def _causal(call: SeenCall) -> list[Pairs]:
     return [window(call, None, 0), LOWER]
 
 
-def _windows(call: SeenCall, told: Any, causal: bool) -> list[Pairs]:
+def _windows(call: SeenCall, window_size: Any, causal: bool) -> list[Pairs]:
     """Return what a window may mean. (left, right) is flash-attn's, where below 0 or None is everything. A number is
     how many tokens a query sees with its own, or beside it, where 0 or below is everything."""
-    if isinstance(told, tuple | list):
-        return [window(call, *(None if side is None or int(side) < 0 else int(side) for side in told))]
-    size = int(told)
+    if isinstance(window_size, tuple | list):
+        return [window(call, *(None if side is None or int(side) < 0 else int(side) for side in window_size))]
+    size = int(window_size)
     if size <= 0:
         return [ALL]
     each = [(left, 0) for left in (size - 1, size)]
@@ -317,23 +319,23 @@ class _Dropped(NamedTuple):
     remedy: str
 
 
-def _dropped(call: SeenCall, told: float, remedy: str = "") -> _Dropped:
+def _dropped(call: SeenCall, given_p: float, remedy: str = "") -> _Dropped:
     """Return what a call dropped, as F.dropout was seen to do inside it, or as PyTorch draws it on a CPU."""
     shape = (call.batch, *call.shape[1:])
     for weights, p, kept in call.dropped:
         if weights == shape or weights == (shape[0] * shape[1], *shape[2:]):
             return _Dropped(p, kept.reshape(shape)[: call.shape[0]].clone(), remedy)
-    if not told:
+    if not given_p:
         return _Dropped(0.0, None, remedy)
     if call.generator is None or call.q.device.type != "cpu":
         raise LeftOut(f"{DROPOUT}{remedy}")
     generator = torch.Generator()
     generator.set_state(call.generator)
-    drawn = torch.empty(shape, dtype=call.out.dtype).bernoulli_(1 - told, generator=generator)
-    return _Dropped(told, drawn[: call.shape[0]] != 0, remedy)
+    drawn = torch.empty(shape, dtype=call.out.dtype).bernoulli_(1 - given_p, generator=generator)
+    return _Dropped(given_p, drawn[: call.shape[0]] != 0, remedy)
 
 
 def _remedy(module: Any) -> str:
     of_config = vars(getattr(module, "config", None) or object)
-    told = next((name for name in _OF_CONFIGURATION if of_config.get(name)), None)
-    return "" if told is None else f", by {told}=0.0 in the configuration of the model"
+    option = next((name for name in _OF_CONFIGURATION if of_config.get(name)), None)
+    return "" if option is None else f", by {option}=0.0 in the configuration of the model"

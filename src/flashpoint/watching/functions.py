@@ -177,8 +177,6 @@ class SeenCall:
         it made then."""
         key = (make, *((id(x), x.is_inference() or x._version) if isinstance(x, Tensor) else x for x in arguments))
         if key not in self.read:
-            self.read[key] = (
-                make(*arguments),
-                arguments,
-            )  # which live on: another tensor is not to have the place of one of them
+            # The arguments live on: another tensor is not to have the place of one of them.
+            self.read[key] = make(*arguments), arguments
         return self.read[key][0]

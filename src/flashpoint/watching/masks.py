@@ -166,12 +166,8 @@ def _documents_by_positions(positions: Tensor, sequences: int) -> Pairs:
     if not bool(begins.any()):
         return ALL
     document = nn.functional.pad(begins.cumsum(-1), (1, 0))
-    return Pairs(
-        _fitted(
-            (document[:, None, :, None] == document[:, None, None]),
-            (len(document), 1, document.shape[1], document.shape[1]),
-        )
-    )
+    together, tokens = document[:, None, :, None] == document[:, None, None], document.shape[1]
+    return Pairs(_fitted(together, (len(document), 1, tokens, tokens)))
 
 
 def by_distance(slopes: Tensor, call: SeenCall) -> Pairs:
