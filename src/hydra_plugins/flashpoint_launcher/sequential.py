@@ -27,7 +27,7 @@ from flashpoint.lab.cli.refusals import refusal
 from flashpoint.lab.training.interrupt import STOPS
 from flashpoint.runs.folder import is_run, runs_in, sweep_lock
 
-from ._sweep import differing_overrides, named
+from ._sweep import Job, differing_overrides, named
 
 _TOLD = 8  # names of runs in one line
 
@@ -60,14 +60,14 @@ class SequentialLauncher(Launcher):
         from flashpoint.lab.cli.endings import tell_of_sweep
 
         differing = differing_overrides(job_overrides)  # which refuses some sweeps: they leave nothing behind
-        names = [job.name for job in named(job_overrides, [None] * len(job_overrides))]
+        jobs = named(job_overrides, [None] * len(job_overrides))
         refuse_unexpanded(self._config.runs_dir, f"runs_dir={self._config.runs_dir}")
         folder = Path(self._config.runs_dir)
         if not any(override.startswith("runs_dir=") for override in job_overrides[0]):
             folder /= os.environ.get("FLASHPOINT_SWEEP", "sweep")
         before = set(runs_in(folder))
         with _lock_file(folder) as lock, _stop_requests() as request:
-            returns, errors = self._launch(job_overrides, differing, names, folder, initial_job_idx, lock, request)
+            returns, errors = self._launch(jobs, differing, folder, initial_job_idx, lock, request)
             tell_of_sweep(folder, [run for run in runs_in(folder) if run not in before])
         if errors:
             raise UserError(f"{len(errors)} of {len(differing)} runs failed") from errors[0]
@@ -75,9 +75,8 @@ class SequentialLauncher(Launcher):
 
     def _launch(
         self,
-        job_overrides: Sequence[Sequence[str]],
+        jobs: Sequence[Job],
         differing: Sequence[Sequence[str]],
-        names: Sequence[str],
         folder: Path,
         initial_job_idx: int,
         lock: IO[str] | None,
@@ -86,14 +85,14 @@ class SequentialLauncher(Launcher):
         """Return what the runs returned, and the errors of those that failed."""
         returns: list[JobReturn] = []
         errors: list[Exception] = []
-        for number, (overrides, told) in enumerate(zip(job_overrides, differing, strict=True)):
+        for number, (job, overrides) in enumerate(zip(jobs, differing, strict=True)):
             if lock:
                 with contextlib.suppress(OSError):  # another sweep into the folder has it, maybe not for long
                     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            what = " ".join(told or overrides).replace("attn=", "")
-            notify(f"run {number + 1} of {len(differing)}: {what}")
+            what = " ".join(overrides or job.overrides)
+            notify(f"run {number + 1} of {len(differing)}: {what.replace('attn=', '')}")
             try:
-                result = self._run(overrides, initial_job_idx + number, folder, names[number])
+                result = self._run(job.overrides, initial_job_idx + number, folder, job.name)
             except SystemExit:  # a signal stopped the run
                 _tell_of_those_not_begun(differing[number + 1 :])
                 raise
@@ -108,7 +107,7 @@ class SequentialLauncher(Launcher):
                 errors.append(result)
                 if not isinstance(result, UserError):
                     traceback.print_exception(result)
-                notify(f"failed: {' '.join(told or overrides)}: {one_line(result)}")
+                notify(f"failed: {what}: {one_line(result)}")
                 _let_go(result)
             else:
                 returns.append(result)
