@@ -3,7 +3,7 @@
 #
 # The positions of tokens behind padding are the cumulative sum of the attention mask. NumPy and PyTorch add small
 # integers up in 64 bits, and so do jnp.sum and jnp.cumsum of a bool mask in 32. So one may expect the same of the
-# cumulative sum of uint8. It stays uint8: token 256 has position 255 of the first again, and a model with 1,000 tokens
+# cumulative sum of uint8. It stays uint8: token 257 has the position of the first again, and a model with 1,000 tokens
 # sees each position up to four times. Of int8 the positions become negative. Nothing warns: neither overflows, nor
 # does an embedding or a rotation refuse such positions. A mask as it comes from a file of bytes has to be cast first.
 #
