@@ -17,6 +17,7 @@ from flashpoint.lab.model import GPT
 from flashpoint.lab.training.parallel import Ranks
 from flashpoint.lab.training.step import OptimizerStep
 from flashpoint.numerics import shared_graphs
+from flashpoint.numerics.layout import constant_where_traced
 from flashpoint.numerics.variant import AttentionVariant
 from tests.conftest import REPOSITORY
 
@@ -181,3 +182,14 @@ def test_models_that_differ_in_what_is_not_told_compile_anew_without_a_limit(mon
             assert torch.equal(
                 shared_graphs.compiled(model, AttentionVariant(), "the same")(torch.ones(2)), model(torch.ones(2))
             )
+
+
+def test_a_constant_is_marked_as_pytorch_marks_it() -> None:
+    """PyTorch's own decorator imports the compiler; what it sets is a private name that a release may change."""
+
+    def named() -> int:
+        return 1
+
+    theirs = vars(torch.compiler.assume_constant_result(named)).copy()
+    named.__dict__.clear()
+    assert vars(constant_where_traced(named)) == theirs != {}
