@@ -44,8 +44,8 @@ from flashpoint.diagnosis.measure_table import ROW_SUMS
 from flashpoint.diagnosis.measures import relative
 from flashpoint.diagnosis.other_attention import function_of_layer, users_function
 from flashpoint.diagnosis.probe import Function
-from flashpoint.diagnosis.result_measures import delta_follows, of_grad_q
-from flashpoint.diagnosis.rounded_out import RoundedOut
+from flashpoint.diagnosis.result_measures import of_grad_q
+from flashpoint.diagnosis.roundings import RoundedOut, of_delta
 from flashpoint.errors import UserError, command_errors
 from flashpoint.files import CONFIGS
 from flashpoint.hardware import hardware_name
@@ -183,7 +183,7 @@ def measured(
             none = torch.zeros_like(error)
             of_outs = {"follows_out": out} if other else {"follows_out": out, "follows_narrow_out": call.out}
             for name, of in of_outs.items():
-                slopes = delta_follows(RoundedOut(call, of, n), error, none, true)
+                slopes = of_delta(RoundedOut(call, of, n), error, none, true)
                 found[name] = slopes["delta_follows_out"]
         yield found
 

@@ -80,8 +80,17 @@ def test_a_factor_accounts_for_an_o_of_which_it_leaves_little_in_every_sequence(
     left[3, 1] = 0.5
     small = {one.name: 1e-6 * rows for one in (table.SCORE_FACTOR_COARSE, table.SCORE_FACTOR_EXPECTED)}
     switched_off = {table.DEAD_ROWS.name: rows, table.SCORE_SPACING.name: 1e-6 * rows}
+    far_off = {table.OUT_ERROR.name: rows, table.OUT_ERROR_EXPECTED.name: 1e-3 * rows, table.OUT_NUMBERS.name: rows}
     found = factors_of(
-        {**small, **switched_off, table.SCORE_FACTOR.name: 0.3 * rows, table.SCORE_FACTOR_LEFT.name: left}, names
+        {
+            **small,
+            **switched_off,
+            **far_off,
+            table.OUT_CUT.name: rows,
+            table.SCORE_FACTOR.name: 0.3 * rows,
+            table.SCORE_FACTOR_LEFT.name: left,
+        },
+        names,
     )
     assert found.account.tolist() == [True, False]
     assert found.scores.tolist() == [0.3, 0.0]
@@ -348,3 +357,36 @@ def test_rounded_scores_in_one_head_make_no_rounded_heads_of_the_others(factor: 
         own[:, 2] = getattr(coarse, name)[:, 2]
     kinds = {one.kind for one in diagnose(dataclasses.replace(sdpa, **both)).findings}
     assert kinds <= {"coarse_rounding"}
+
+
+def with_added(size: float, heads: slice) -> Callable[..., Tensor]:
+    """Attention whose ℓ, the sum of exp(S − max S), has a constant added to it in some heads; P is of that ℓ."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
+        scores = (q.float() @ k.float().mT * scale).masked_fill(later & is_causal, -torch.inf)
+        p = (scores - scores.amax(-1, keepdim=True)).exp()
+        added = torch.zeros(q.shape[1], 1, 1)
+        added[heads] = size
+        return (p / (p.sum(-1, keepdim=True) + added) @ v.float()).to(q.dtype)
+
+    return function
+
+
+@pytest.mark.parametrize("asked", [False, True])
+@pytest.mark.parametrize(("size", "factor"), [(0.1, 1.0), (0.02, 3.0), (-0.2, 1.0), (1.0, 2.0)])
+def test_a_constant_beside_the_denominator_is_no_other_scale(size: float, factor: float, asked: bool) -> None:
+    function = with_added(size, slice(1, 3))
+    call = call_of(function, along_out(12, factor))
+    (found,) = diagnose(call, function if asked else None).findings
+    assert (found.kind, found.heads) == ("other_denominator", (2, 3))
+    (told,) = re.findall(r"ℓ ([+−] [\d.]+) ", found.text)
+    assert abs(float(told.replace(" ", "").replace("−", "-")) / size - 1) < 0.1
+
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.parametrize("factor", [0.1, 4.0])
+def test_of_a_right_attention_the_constant_is_0(name: str, factor: float) -> None:
+    diagnosis = diagnose(call_of(by_position(CLEAN[name]), along_out(13, factor)))
+    assert diagnosis.findings == ()
+    assert diagnosis.measures["denominator_added"].abs().max() < 2**-8  # of ℓ's at least 1, by roundings of P̄ and O

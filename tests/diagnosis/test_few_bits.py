@@ -1,16 +1,21 @@
-"""Numbers that a kernel holds in 16 bits between its steps: Ō after each tile of keys, and L between the passes."""
+"""Numbers that a kernel holds in 16 bits between its steps: S, Ō after each tile of keys, O, and L and δ for the
+backward pass."""
 
 import dataclasses
 import math
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from flashpoint.cli.diagnose_advice import FIXED, Exchange, advice
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
+from flashpoint.diagnosis.roundings import held_in
 from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import inputs
 
@@ -24,15 +29,27 @@ class Kernel:
     Attributes:
         sums: whether Ō is held in 16 bits after each tile.
         unit: of L, by which it is held in 16 bits; None where it has FP32.
+        held: dtype of that L.
         scores: whether S is held in 16 bits, in both passes.
+        before: whether QKᵀ is, before the scale.
         backward: whether the last tile comes first.
+        cut: whether O is cut off to BF16, not rounded.
+        delta: makes δ of FP32 from that of FP32.
+        of_out: whether δ is of the O that is returned.
+        probs: makes P of FP32 for δ = rowsum(P∘dP), in place of one of O.
     """
 
     tile: int = 32
     sums: bool = False
     unit: float | None = None
+    held: torch.dtype = torch.bfloat16
     scores: bool = False
+    before: bool = False
     backward: bool = False
+    cut: bool = False
+    delta: Callable[[Tensor], Tensor] | None = None
+    of_out: bool = True
+    probs: Callable[[Tensor], Tensor] | None = None
 
     def call(self, tensors: list[Tensor], is_causal: bool = True) -> AttentionCall:
         q, k, v, grad_out = (x.float() for x in tensors)
@@ -43,7 +60,7 @@ class Kernel:
             return x.to(dtype).float() if wanted else x
 
         later = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).triu(1)
-        scores = few(scale * q @ k.mT, self.scores).masked_fill(later & is_causal, -math.inf)
+        scores = few(scale * few(q @ k.mT, self.before), self.scores).masked_fill(later & is_causal, -math.inf)
         shift, mass, out = q.new_full(q.shape[:-1], -math.inf), q.new_zeros(q.shape[:-1]), torch.zeros_like(q)
         starts = range(0, k.shape[-2], self.tile)
         for start in reversed(starts) if self.backward else starts:
@@ -55,14 +72,26 @@ class Kernel:
             out = few(out * rescale[..., None] + few(p) @ v[..., start : start + self.tile, :], self.sums)
             shift = largest
         logsumexp = shift + mass.log()
-        out = (out / mass[..., None]).to(dtype)
+        exactly = out / mass[..., None]
+        out = (cut_off(exactly) if self.cut else exactly).to(dtype)
         if self.unit is not None:
-            logsumexp = few(logsumexp * self.unit) / self.unit
-        p = (scores - logsumexp[..., None]).exp()
-        grad_s = few(p * (grad_out @ v.mT - (grad_out * out.float()).sum(-1, keepdim=True)))
+            logsumexp = (logsumexp * self.unit).to(self.held).float() / self.unit
+        p, grad_p = (scores - logsumexp[..., None]).exp(), grad_out @ v.mT
+        delta = (grad_out * (out.float() if self.of_out else exactly)).sum(-1, keepdim=True)
+        delta = delta if self.probs is None else (self.probs(p) * grad_p).sum(-1, keepdim=True)
+        grad_s = few(p * (grad_p - (delta if self.delta is None else self.delta(delta))))
         grads = grad_s @ k * scale, grad_s.mT @ q * scale, few(p).mT @ grad_out
         grad_q, grad_k, grad_v = (x.to(dtype) for x in (grads[0], *(_of_keys(x, groups) for x in grads[1:])))
         return AttentionCall(*tensors, Form(is_causal, scale), 2, 7, "f", out, grad_q, grad_k, grad_v)
+
+
+def cut_off(x: Tensor) -> Tensor:
+    """Return numbers of FP32 as BF16 without their last 16 bits."""
+    return (x.view(torch.int32) & ~0xFFFF).view(torch.float32)
+
+
+def nearest(x: Tensor) -> Tensor:
+    return x.bfloat16().float()
 
 
 def _of_keys(x: Tensor, groups: int) -> Tensor:
@@ -127,7 +156,7 @@ def test_the_slope_is_the_share_of_what_rounding_l_makes(share: float, unit: flo
     call = dataclasses.replace(call, grad_q=grad_q[None], **{
         name: getattr(call, name)[:1] for name in ("q", "k", "v", "grad_out", "out", "grad_k", "grad_v")
     })  # fmt: skip
-    name = "logsumexp_rounded" if unit == 1 else "logsumexp_rounded_2"
+    name = "logsumexp_bf16" if unit == 1 else "logsumexp_bf16_2"
     slopes = measured(call, Results.kept(call))[name]
     torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share, dtype=torch.float64), rtol=0, atol=1e-9)
 
@@ -136,3 +165,106 @@ def test_scores_of_few_bits_are_no_rounded_l_where_rows_have_nearly_one_key() ->
     """Their own part of dQ is left out, and nothing is left to tell."""
     call = Kernel(64, scores=True).call(inputs(4, 12.0, sequences=16), is_causal=True)
     assert "rounded_logsumexp" not in found(call)
+
+
+@pytest.mark.parametrize("unit", [1.0, LOG2E])
+@pytest.mark.parametrize(("tensors", "held", "named"), [
+    (torch.float16, torch.bfloat16, "BF16"), (torch.float16, torch.float16, "FP16"),
+    (torch.float32, torch.bfloat16, "BF16"), (torch.float32, torch.float16, "FP16"),
+])  # fmt: skip
+def test_l_can_have_another_dtype_than_the_tensors(
+    tensors: torch.dtype, held: torch.dtype, named: str, unit: float
+) -> None:
+    """Beside FP16 an L in BF16 errs by far more than the tensors do, and nothing was found."""
+    given = [x.to(tensors) for x in inputs(3, length=70)]
+    (one,) = diagnose(Kernel(64, unit=unit, held=held).call(given)).findings
+    assert one.kind == "rounded_logsumexp"
+    assert f"an L in {named}" in one.text
+
+
+@pytest.mark.parametrize("kernel", [
+    Kernel(64, scores=True), Kernel(64, before=True), Kernel(64, before=True, scores=True),
+])  # fmt: skip
+@pytest.mark.parametrize(("length", "heads", "is_causal"), [(70, 4, True), (33, 2, False)])
+def test_rounded_scores_are_told_of_few_tokens(kernel: Kernel, length: int, heads: int, is_causal: bool) -> None:
+    """They make O err by hardly more than the rounding of P̄ does."""
+    (one,) = diagnose(kernel.call(inputs(6, 1.0, heads, sequences=8, length=length), is_causal)).findings
+    assert (one.kind, one.heads) == ("coarse_rounding", (1, 2, 3, 4))
+    assert "S is rounded" in one.text or "S or Ō is rounded" in one.text
+
+
+@pytest.mark.parametrize(("name", "share"), [("", 0.0), ("", 0.4), ("_2", 1.0), ("_before", 1.0), ("_twice", 1.0)])
+def test_the_slope_is_the_share_of_what_rounded_scores_make(name: str, share: float) -> None:
+    """Of an O in FP64, whose error is a share of theirs."""
+    call = Kernel(64).call(inputs(7, 2.0, length=48))
+    true, scale = exact(call, 0), call.form.scale
+    products = true.q @ true.k.mT
+    held = {
+        "": (products * scale).bfloat16().double(),
+        "_2": (products * scale * LOG2E).bfloat16().double() / LOG2E,
+        "_before": products.bfloat16().double() * scale,
+        "_twice": (products.bfloat16().double() * scale).bfloat16().double(),
+    }[name]
+    hidden = torch.ones(48, 48).triu(1) > 0
+    out = true.out + share * (held.masked_fill(hidden, -math.inf).softmax(-1) @ true.v - true.out)
+    results = Results(out[None], None, None, None)
+    one = dataclasses.replace(call, **{of: getattr(call, of)[:1] for of in ("q", "k", "v", "grad_out")})
+    slopes = measured(one, results)[f"scores_rounded{name}"]
+    torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share).double(), rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(("length", "is_causal"), [(32, False), (140, True)])
+def test_an_o_that_is_cut_off_is_told_as_such(length: int, is_causal: bool) -> None:
+    """Its rows are shorter, and were taken for those of another scale."""
+    (one,) = diagnose(Kernel(64, cut=True).call(inputs(8, length=length), is_causal)).findings
+    assert (one.kind, one.heads) == ("coarse_rounding", (1, 2, 3, 4))
+    assert "cut off" in one.text
+
+
+@pytest.mark.parametrize(("dtype", "of"), [(torch.bfloat16, None), (torch.float16, np.float16)])
+def test_numbers_that_are_cut_off_are_the_next_ones_towards_0(dtype: torch.dtype, of: type[np.floating] | None) -> None:
+    x = torch.randn(4096, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 4096)
+    x[:3] = torch.tensor([0.0, 1.5, -2.0])
+    if of is None:
+        expected = cut_off(x).double()
+    else:
+        near = x.numpy().astype(of)
+        expected = torch.from_numpy(
+            np.where(np.abs(near) > np.abs(x.numpy()), np.nextafter(near, of(0)), near)
+        ).double()
+    assert torch.equal(held_in(x.double(), dtype, cut=True), expected)
+
+
+@pytest.mark.parametrize("of_out", [True, False])
+@pytest.mark.parametrize(("delta", "told"), [(cut_off, "cut off to BF16"), (nearest, "rounded to BF16")])
+def test_a_delta_of_16_bits_is_told_with_how_it_lost_the_others(
+    delta: Callable[[Tensor], Tensor], told: str, of_out: bool
+) -> None:
+    call = Kernel(64, delta=delta, of_out=of_out).call(inputs(9, sequences=24))
+    (one,) = diagnose(call).findings
+    assert (one.kind, one.heads) == ("rounded_delta", (1, 2, 3, 4))
+    assert told in one.text
+    assert "hold δ in FP32" in advice({one.kind, "delta_bias"}, "", Exchange(FIXED, stabilizes=True))
+
+
+@pytest.mark.parametrize(("probs", "named"), [(cut_off, True), (nearest, False), (torch.clone, False)])
+def test_a_delta_of_probabilities_that_are_cut_off_has_a_factor(probs: Callable[[Tensor], Tensor], named: bool) -> None:
+    """On average a number loses 0.0027 of itself so; one that is rounded loses nothing."""
+    found = diagnose(Kernel(64, probs=probs).call(inputs(10, sequences=16))).findings
+    assert [(one.kind, one.heads) for one in found] == [("gradients_off", (1, 2, 3, 4))] * named
+    assert not named or "δ is 0.997" in found[0].text
+
+
+@pytest.mark.parametrize("factor", [0.98, 1.0, 1.03])
+def test_the_factor_of_delta_is_what_was_planted(factor: float) -> None:
+    """In FP64, beside an error that is a part of |dO||O| and one that follows the rounding of O."""
+    call = Kernel(64).call(inputs(11, length=48))
+    true = exact(call, 0)
+    assert call.out is not None
+    of_out = (true.grad_out * (call.out[0].double() - true.out)).sum(-1)
+    delta = (true.grad_out * true.out).sum(-1)
+    error = (factor - 1) * delta + 1e-3 * true.bound + of_out
+    grad_q = true.grad_q - true.scale * error[..., None] * true.attended_keys
+    one = dataclasses.replace(call, **{of: getattr(call, of)[:1] for of in ("q", "k", "v", "grad_out")})
+    found = measured(one, Results(call.out[:1], grad_q[None], None, None))["delta_factor"]
+    torch.testing.assert_close(found, torch.full((1, 4), factor - 1).double(), rtol=0, atol=1e-3)

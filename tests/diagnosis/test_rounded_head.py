@@ -13,7 +13,7 @@ from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results, over_sequences
-from flashpoint.diagnosis.rounded_out import out_of_rounded_probs
+from flashpoint.diagnosis.roundings import out_of_rounded_probs
 from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import HEADS, LENGTH, SIZE, by_position, call_of, inputs
 

@@ -236,6 +236,21 @@ def test_a_row_that_is_short_by_chance_hides_no_wrong_mask() -> None:
     assert "in rows 1 to 63" in found.text
 
 
+@pytest.mark.parametrize(("tile", "named"), [(4, True), (1, False)])
+def test_a_few_rows_with_another_mask_are_named_among_right_ones(tile: int, named: bool) -> None:
+    """The last tile is without a mask. O as a whole errs by less than rounding may, and row 1 has no other key."""
+
+    def leaks(q: Tensor, k: Tensor, v: Tensor, _causal: bool, scale: float) -> Tensor:
+        seen = torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+        seen[-tile:, -tile:] = True
+        scores = (q.float() @ k.float().mT * scale).masked_fill(~seen, -math.inf)
+        return (scores.softmax(-1) @ v.float()).to(q.dtype)
+
+    found = diagnose(call_of(leaks, inputs(14))).findings
+    assert [(one.kind, one.heads) for one in found] == [("out_rows", (1, 2, 3, 4))] * named
+    assert not named or "in rows 61 to 63" in found[0].text
+
+
 @pytest.mark.parametrize("wrong", ["grad_q", "grad_k", "grad_v"])
 def test_rounded_scores_hide_no_gradient_that_is_off(wrong: str) -> None:
     """Rounding S makes gradients err about as much as O does, and not a hundred times as much."""

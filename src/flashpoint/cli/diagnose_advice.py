@@ -23,8 +23,10 @@ _WORDS = {
     "stale_maximum": "a block of keys has a wrong weight",
     "logsumexp_block": "L is wrong in the backward pass",
     "rounded_logsumexp": "L is rounded between the passes",
+    "other_denominator": "ℓ has a constant added to it",
     "out_rows": "rows of O are wrong",
     "gradients_off": "gradients are wrong",
+    "rounded_delta": "δ is held in 16 bits",
     "delta_bias": "δ is biased",
     "rounded_head": "δ follows the rounding of O, and not in other heads",
     "other_scores": "the scores are others",
@@ -91,6 +93,14 @@ _ALONE = {
     "rounded_logsumexp": (
         "The forward pass has to save L in FP32. In BF16 each row of P errs by up to 2⁻⁸ |L| in the backward pass, and "
         "dQ, dK and dV with it. --attention flash_fp32 tells what an attention without a fault returns."
+    ),
+    "rounded_delta": (
+        "The backward pass has to hold δ in FP32. In BF16 each row of dS errs by up to 2⁻⁸ of δ, and by up to 2⁻⁷, all "
+        "towards one side, where δ is cut off. --attention flash_fp32 tells what an attention without a fault returns."
+    ),
+    "other_denominator": (
+        "ℓ has to be the sum of exp(S − max S) of the keys alone: look for an ε that is too large, an ℓ that does not "
+        "begin at 0, or weights of padding. --attention flash_fp32 tells what an attention without a fault returns."
     ),
     "gradients_off": (
         "O is right, and gradients are not: the fault is in the backward pass. --attention flash_fp32 tells what one "
@@ -311,6 +321,8 @@ def advice(
             "Nothing else was found. A sink is no fault where it is meant, as a learned one or softmax-off-by-one. "
             "Where none is, the normaliser counts keys that are none, such as padding whose scores are not masked."
         )
+    if kinds == {"rounded_delta", "delta_bias"}:
+        kinds.remove("delta_bias")
     if _exchanges(kinds, suspected):
         return exchange.advice
     kinds.discard("sink")

@@ -23,9 +23,11 @@ from flashpoint.diagnosis.finding import (
     Finding,
     Make,
     by_cap,
+    cut_off,
     explained,
     fp32_error,
     surely_off,
+    told_range,
 )
 from flashpoint.diagnosis.measures import Measures
 
@@ -37,6 +39,8 @@ _OF_ROUNDING = 4.0
 """Times the factor that rounded scores make, by this package's reference: where all are large, they make all alike."""
 _LEFT = 0.25
 """Of the error of O. A factor that leaves less accounts for it, however far it moves O."""
+_LEAST_ADDED = -0.9
+"""Of ℓ, which is 1 at least."""
 _STEPS = 8
 """Of Gauss and Newton: O is not linear in a factor far from 1."""
 
@@ -92,6 +96,21 @@ def fitted_factor(found: Tensor, true: Exact, start: Tensor) -> tuple[Tensor, Te
     return torch.where(left < _LEFT, factor, start), left.nan_to_num(1.0)
 
 
+def added_to_denominator(found: Tensor, true: Exact) -> tuple[Tensor, Tensor]:
+    """Return the constant c [H] of the O of ℓ + c that is nearest to O [H, T, d], and what it leaves of O's error.
+
+    ℓ = Σⱼ exp(Sⱼ − max S) of a row is 1 over its largest P. Gauss and Newton, from 0.
+    """
+    largest = true.probs.amax(-1)
+    added = largest.new_zeros(len(largest))
+    for _ in range(_STEPS):
+        short = 1 / (1 + added[:, None] * largest)
+        moved = -(short.square() * largest)[..., None] * true.out
+        step = _slope(found - short[..., None] * true.out, moved, true.out).nan_to_num(0.0)
+        added = (added + step).clamp_min(_LEAST_ADDED)
+    return added, found - true.out / (1 + added[:, None] * largest)[..., None]
+
+
 def factor_of_grad_q(found: Tensor, true: Exact) -> Tensor:
     """Return the factor of dQ [H, T, d], beside 1, by least squares across PK."""
     size = true.attended_keys.norm(dim=-1, keepdim=True)
@@ -104,7 +123,7 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
     """Return the factors of a call's heads that are sure over its sequences.
 
     Where scores are so small that they hardly move O, and V of all sequences is much alike, the rounding of O looks
-    like a factor in each of them. That says nothing of the scores.
+    like a factor in each of them. That says nothing of the scores, nor does an O that is cut off, and so shorter.
     """
     told_apart = fp32_error(measures) < FP32_COARSE
     none = torch.zeros_like(fp32_error(measures))
@@ -125,7 +144,7 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
         )
     rounded = scores.abs() < _OF_ROUNDING * by_rounding
     shows &= rounded | (scores.abs() >= _OF_ROUNDING * of_out)
-    scores = scores.where(shows, none)
+    scores = scores.where(shows & ~cut_off(measures, identities), none)
     account = (scores != 0) & ~rounded & (left < _LEFT)
     return Factors(scores, rounded, account, grad_q)
 
@@ -134,7 +153,7 @@ def factor_findings(factors: Factors, measures: Measures, finding: Make) -> list
     """Say which heads have a factor: of the scores, or else of dQ alone."""
     found = []
     if (heads := factors.of_scores).any():
-        told = _told(1 + factors.scores[heads], ".4f")
+        told = told_range(1 + factors.scores[heads], ".4f")
         errs, normal = (
             float(measures[one.name][:, heads].mean()) for one in (table.OUT_ERROR, table.OUT_ERROR_EXPECTED)
         )
@@ -144,14 +163,10 @@ def factor_findings(factors: Factors, measures: Measures, finding: Make) -> list
         )
         found.append(finding("other_scores", heads, text))
     if (heads := (factors.grad_q != 0) & (factors.scores == 0)).any():
-        told = _told(1 + factors.grad_q[heads], ".3f")
+        told = told_range(1 + factors.grad_q[heads], ".3f")
         text = f"dQ is {told} times what it should be, and O is right; dQ tells nothing of δ there"
         found.append(finding("gradients_off", heads, text))
     return found
-
-
-def _told(factors: Tensor, form: str) -> str:
-    return " to ".join(dict.fromkeys(format(float(one), form) for one in (factors.min(), factors.max())))
 
 
 def _moved(probs: Tensor, true: Exact, out: Tensor, factor: Tensor | None = None) -> Tensor:

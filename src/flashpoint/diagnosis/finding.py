@@ -5,7 +5,7 @@ Shapes: N sequences, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -120,6 +120,22 @@ def as_rounded(measures: Measures) -> Tensor:
     return mean_square(measures, table.OUT_ERROR) < by_chance.clamp_min(4) * coarse
 
 
+def cut_off(measures: Measures, identities: Sequence[str]) -> Tensor:
+    """Return the heads [H] whose O is surely cut off to its dtype, and errs by nothing else: cutting off makes at most
+    twice the error of rounding. What makes O shorter by far looks like it, too."""
+    share, margin = mean_and_margin(measures[table.OUT_CUT.name], identities)
+    return (share - margin > 0) & ~beyond_rounding(measures)
+
+
+def follows(measures: Measures, rows: Iterable[table.Measure], identities: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Return the heads [H] in which the slope on what one of some roundings makes is surely above :data:`FOLLOWS`, and
+    the largest such slope [H]; 0 in the others."""
+    found = [mean_and_margin(measures[row.name], identities) for row in rows if row.name in measures]
+    sure = [mean.where(mean - margin > FOLLOWS, 0.0) for mean, margin in found]
+    largest = torch.stack(sure).amax(0) if sure else torch.zeros_like(fp32_error(measures))
+    return largest > 0, largest
+
+
 def explained(measures: Measures) -> Tensor:
     """Return the heads [H] whose errors may follow from rounded scores, or from rows that are switched off."""
     by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
@@ -159,3 +175,8 @@ def surely_off(values: Tensor, identities: Sequence[str], least: Tensor | float)
     """Return the mean [H] of values [N, H] where it surely is not 0 and at least so large; 0 in other heads."""
     mean, margin = mean_and_margin(values, identities)
     return mean.where((mean.abs() > margin) & (mean.abs() >= least), 0.0)
+
+
+def told_range(values: Tensor, form: str) -> str:
+    """Return the least and the largest of some values, or the one that both are told as."""
+    return " to ".join(dict.fromkeys(format(float(one), form) for one in (values.min(), values.max())))

@@ -24,6 +24,7 @@ from flashpoint.diagnosis.finding import (
     explained_gradient,
     fp32_error,
     mean_and_margin,
+    mean_square,
 )
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Measures, Probed, Results, by_sequence, over_sequences
@@ -48,6 +49,7 @@ _LOST = 0.5
 """How far the share of L's gradient that is lost may be from all of it, and what of δ's error this may leave."""
 _GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
 _CAPS = {"dQ": table.GRAD_Q_CAP, "dK": table.GRAD_K_CAP}
+_SHORT = {"bfloat16": "BF16", "float16": "FP16"}
 _MIDDLE = 2.0**-4
 """Of FP16's range, whose numbers are from 2⁻²⁴ to 2¹⁶. A loss whose dO is larger leaves less room above than below."""
 
@@ -296,8 +298,8 @@ def underflows(measures: Measures) -> Tensor:
 
 
 def rounded_logsumexp(measures: Measures, identities: Sequence[str], finding: Make) -> Finding | None:
-    """The heads whose dQ is as of an L of 16 bits, in nats or in powers of two."""
-    for one in (table.LOGSUMEXP_ROUNDED, table.LOGSUMEXP_ROUNDED_2):
+    """The heads whose dQ is as of an L of 16 bits. BF16 comes first: what it makes has what FP16 makes in it."""
+    for (dtype, _), one in table.OF_L.items():
         if one.name not in measures:
             continue
         slope, margin = mean_and_margin(measures[one.name], identities)
@@ -305,11 +307,27 @@ def rounded_logsumexp(measures: Measures, identities: Sequence[str], finding: Ma
         if heads.any():
             off = float(over_sequences(measures)[table.GRAD_Q.error.name][heads].mean())
             text = (
-                f"dQ is off by {off:.1e}, and its rows have the factors that an L of 16 bits makes, with slope "
+                f"dQ is off by {off:.1e}, and its rows have the factors that an L in {_SHORT[dtype]} makes, with slope "
                 f"{float(slope[heads].mean()):.2f}: L is rounded between the two passes"
             )
             return finding("rounded_logsumexp", heads, text)
     return None
+
+
+def other_denominator(measures: Measures, identities: Sequence[str], factors: Factors, finding: Make) -> Finding | None:
+    """The heads whose O is that of an ℓ with a constant added to it: beside that O errs by rounding alone."""
+    added, margin = mean_and_margin(measures[table.DENOMINATOR_ADDED.name], identities)
+    expected, left = (mean_square(measures, one) for one in (table.OUT_ERROR_EXPECTED, table.OUT_ERROR_ADDED))
+    heads = (added.abs() > margin) & beyond_rounding(measures) & ~factors.account & (left < 4 * expected)
+    heads &= fp32_error(measures) < FP32_COARSE
+    if not heads.any():
+        return None
+    off, told = float(over_sequences(measures)[table.OUT_ERROR.name][heads].mean()), float(added[heads].mean())
+    text = (
+        f"O is off by {off:.1%}, as of an ℓ + {told:.3g} in the place of ℓ, the row's sum of exp(S − max S): each row "
+        "has another length by what this constant makes, and no other direction"
+    )
+    return finding("other_denominator", heads, text.replace("+ -", "− "))
 
 
 def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:
@@ -317,25 +335,30 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
     accounts for either, nor an O whose rows are switched off or short. ``groups`` heads share one of keys, and their dK
     and dV."""
     together, lost = over_sequences(measures), underflows(measures)
-    for rows, error, kind, what in (
+    for all_rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
         (table.GRAD_Q_ROWS_OFF, table.GRAD_Q_UNEXPLAINED, "gradients_off", "dQ"),
     ):
-        if rows.count.name in measures and (heads := measures[rows.count.name].sum(0) > 0).any():
-            # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
-            heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0)
-            if what == "O":
-                turned, whole = (measures[one.name].square().sum(0) for one in (table.OUT_TURNED, table.OUT_ERROR))
-                spared = explained(measures) & ((turned < _TURNED * whole) | as_rounded(measures))
-                heads &= beyond_rounding(measures) & ~spared & ~factors.account
-            else:
-                heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores
-            if heads.any():
-                first = int(measures[rows.first.name][:, heads].clamp_min(0).amin()) + 1
-                last = int(measures[rows.last.name][:, heads].amax()) + 1
-                size = float(together[error.name][heads].mean())
-                where = f"row {first:,}" if first == last else f"rows {first:,} to {last:,}"
-                return finding(kind, heads, f"{what} is off by {size:.1%}, in {where}")
+        rows = all_rows
+        if rows.count.name not in measures:
+            continue
+        heads = measures[rows.count.name].sum(0) > 0
+        # A few rows that almost cancel are far off for no fault; a head that is off as a whole is none of these.
+        heads &= (measures[error.name].nan_to_num(0.0) > _rounding(measures, what)).any(0)
+        if what == "O":
+            turned, whole = (measures[one.name].square().sum(0) for one in (table.OUT_TURNED, table.OUT_ERROR))
+            spared = explained(measures) & ((turned < _TURNED * whole) | as_rounded(measures))
+            heads &= beyond_rounding(measures) & ~spared & ~factors.account
+            few = measures[table.OUT_ROWS_TURNED.count.name].sum(0) > 0
+            few &= (fp32_error(measures) < FP32_COARSE) & ~factors.account & ~heads
+            heads, rows = heads | few, table.OUT_ROWS_TURNED if few.any() else rows
+        else:
+            heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores
+        if heads.any():
+            first, last = measures[rows.first.name][:, heads], measures[rows.last.name][:, heads]
+            where = _rows_told(int(first[first >= 0].amin()), int(last.amax()))
+            size = float(together[error.name][heads].mean())
+            return finding(kind, heads, f"{what} is off by {size:.1%}, in {where}")
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
         if error.name not in measures:
             continue
@@ -347,6 +370,10 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
             size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
+
+
+def _rows_told(first: int, last: int) -> str:
+    return f"row {first + 1:,}" if first == last else f"rows {first + 1:,} to {last + 1:,}"
 
 
 def wrong_delta(measures: Measures, heads: Tensor, finding: Make) -> Finding | None:

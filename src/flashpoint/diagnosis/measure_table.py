@@ -7,6 +7,7 @@ All are against FP64 on the same Q, K, V and dO. e is the error of δ in a row.
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import Literal
@@ -116,25 +117,28 @@ def _error_of_delta(source: str, by: str) -> DeltaErrorMeasures:
     )
 
 
-def _rows_off(name: str, symbol: str) -> RowsOff:
-    """Return the rows of the table about rows of a result that are far off."""
+def _rows_off(name: str, symbol: str, off: str = "off", beside: str = "") -> RowsOff:
+    """Return the rows of the table about rows of a result that are far off, in a way; ``beside`` ends a sentence."""
     pooled: Pooling = "mean where known" if name == "grad_q" else "mean"
     return RowsOff(
         count=Measure(
-            f"{name}_rows_off",
-            f"rows of {symbol} that are off",
+            f"{name}_rows_{off}",
+            f"rows of {symbol} that are {off}",
             trouble="up",
             pooled=pooled,
-            sentence="How many are off by more than a tenth of their length.",
+            sentence=f"How many are {off} by more than a tenth of their length{beside}.",
         ),
         first=Measure(
-            f"{name}_rows_off_first",
-            f"first row of {symbol} that is off",
+            f"{name}_rows_{off}_first",
+            f"first row of {symbol} that is {off}",
             pooled=pooled,
             sentence="From 0; −1 for none.",
         ),
         last=Measure(
-            f"{name}_rows_off_last", f"last row of {symbol} that is off", pooled=pooled, sentence="From 0; −1 for none."
+            f"{name}_rows_{off}_last",
+            f"last row of {symbol} that is {off}",
+            pooled=pooled,
+            sentence="From 0; −1 for none.",
         ),
     )
 
@@ -254,6 +258,41 @@ SUMS_ROUNDED = Measure(
         "is as without; NaN where none tells."
     ),
 )
+OUT_CUT = Measure(
+    "out_cut",
+    "O as cut off",
+    trouble="up",
+    pooled="mean where known",
+    sentence=(
+        "Of numbers of O that rounding and cutting off make different, the share that is as cut off less the share "
+        "that is as rounded; NaN where none tells."
+    ),
+)
+OF_SCORES = {
+    (before, after, in_a_nat): Measure(
+        f"scores_rounded{name}",
+        f"O as of rounded scores{of}",
+        trouble="up",
+        pooled="mean where known",
+        sentence="Slope of O's error on what holding scores in 16 bits makes; NaN where it makes nothing.",
+    )
+    for before, after, in_a_nat, name, of in (
+        (False, True, 1.0, "", ""),
+        (False, True, math.log2(math.e), "_2", ", in powers of 2"),
+        (True, False, 1.0, "_before", ", before the scale"),
+        (True, True, 1.0, "_twice", ", before the scale and after it"),
+    )
+}
+"""By whether QKᵀ is rounded before the scale, whether scores are after it, and the units in a nat."""
+DENOMINATOR_ADDED = Measure(
+    "denominator_added",
+    "constant beside ℓ",
+    trouble="away from 0",
+    sentence="c of the O of ℓ + c, ℓ = Σⱼ exp(Sⱼ − max S) of a row, by least squares on O.",
+)
+OUT_ERROR_ADDED = Measure(
+    "out_error_added", "O error beside that constant", sentence="As `out_error`, against the O of ℓ + c."
+)
 OUT_TURNED = Measure("out_turned", "O error across O", sentence="The part of `out_error` that is across FP64's rows.")
 OUT_NUMBERS = Measure(
     "out_numbers",
@@ -266,6 +305,7 @@ OUT_NUMBERS_OF_SCORES = Measure(
     sentence="The same of errors that S makes: a row has one number less than it sees keys, or those of O.",
 )
 OUT_ROWS_OFF = _rows_off("out", "O")
+OUT_ROWS_TURNED = _rows_off("out", "O", "turned", ", farther than roundings turn any row of the head")
 FIRST_ROW_TURNED = Measure(
     "first_row_turned",
     "turn of O's first row",
@@ -332,16 +372,18 @@ GRAD_Q_FACTOR = Measure(
     pooled="mean where known",
     sentence="By least squares across PK, where an error of δ moves nothing.",
 )
-LOGSUMEXP_ROUNDED, LOGSUMEXP_ROUNDED_2 = (
-    Measure(
-        name,
-        f"dQ as of a rounded L{of}",
+OF_L = {
+    (dtype, unit): Measure(
+        f"logsumexp_{short}{name}",
+        f"dQ as of an L in {short.upper()}{of}",
         trouble="up",
         pooled="mean where known",
-        sentence="Slope of dQ's error on what rounding L to 16 bits makes, across PK, and what rounding S makes.",
+        sentence="Slope of dQ's error on what rounding L makes, across PK, and what rounding S makes.",
     )
-    for name, of in (("logsumexp_rounded", ""), ("logsumexp_rounded_2", ", in powers of 2"))
-)
+    for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))
+    for unit, name, of in ((1.0, "", ""), (math.log2(math.e), "_2", ", in powers of 2"))
+}
+"""By the dtype in which L is held, and the units in a nat."""
 ALONG_MEAN_KEY = Measure(
     "along_mean_key",
     "along mean key",
@@ -395,6 +437,26 @@ FOLLOWS_OUT = Measure(
         "P∘dP; empty where the rows do not tell it."
     ),
 )
+DELTA_FACTOR = Measure(
+    "delta_factor",
+    "factor of δ, less 1",
+    trouble="away from 0",
+    pooled="mean where known",
+    sentence="Slope of e on δ, beside what the roundings of P̄ and O add, and a constant part of |dO||O|.",
+)
+OF_DELTA = {
+    (of, dtype, cut): Measure(
+        f"delta_of_{of}_{'cut' if cut else 'near'}_{short}",
+        f"δ as {'cut off' if cut else 'rounded'} to {short.upper()}, of {of_words}",
+        trouble="up",
+        pooled="mean where known",
+        sentence="Slope of e on what holding δ so makes, beside the terms of `delta_factor` and δ.",
+    )
+    for dtype, short in (("bfloat16", "bf16"), ("float16", "fp16"))
+    for of, of_words in (("out", "the returned O"), ("probs", "an O in FP32"))
+    for cut in (True, False)
+}
+"""By the O of which δ is made, the dtype that holds it, and whether it is cut off, not rounded to nearest."""
 DELTA_ROUNDING = Measure(
     "delta_rounding",
     "δ noise by the rounding of O",
@@ -435,6 +497,8 @@ def _rows_of(found: object) -> list[Measure]:
         return [found]
     if isinstance(found, DeltaErrorMeasures | RowsOff | GradientMeasures):
         return list(vars(found).values())
+    if isinstance(found, dict):
+        return [row for row in found.values() if isinstance(row, Measure)]
     return []
 
 

@@ -18,7 +18,7 @@ from flashpoint.diagnosis.exact import Exact
 from flashpoint.diagnosis.measures import Measures, Results, finite_part, relative
 
 if TYPE_CHECKING:
-    from flashpoint.diagnosis.rounded_out import RoundedOut
+    from flashpoint.diagnosis.roundings import RoundedOut
     from flashpoint.numerics.variant import AttentionVariant
 
 OUT_OFF = 0.01
@@ -29,18 +29,13 @@ DEAD = 0.5
 """A row is switched off where |O| is below this share of FP64's."""
 NO_ROW = 2**-23
 """A row has no O to be switched off where FP64's |O| is not above this share of the head's root mean square."""
+_TURNED_BEYOND = 4.0
+"""Times the largest error of a row that roundings make, from where a row is turned by something else."""
 BF16 = 2**-9
 """A common relative error of a number rounded to BF16, half of the largest."""
 FP16_STEP = 2**-24
 """How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
 FP16_MAX = 65_504.0
-_ROWS = 512
-"""Rows of a sequence, about as many, of which dQ is asked whether L is rounded."""
-_UNKNOWNS = 3
-"""Of the regression in :func:`delta_follows`: two slopes and a constant. As many rows fit whatever they hold."""
-_LEAST_LEFT = 1e-12
-"""Share of the square sum of a term, of which the other terms leave more if it is not made of them: FP64 leaves 1e-20
-of one that is."""
 
 
 def of_results(
@@ -58,6 +53,7 @@ def of_results(
     :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
     """
     from flashpoint.diagnosis.factors import factor_of_grad_q  # a loop that is watched does without
+    from flashpoint.diagnosis.roundings import of_delta, of_logsumexp
 
     measured: Measures = {}
     heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
@@ -79,11 +75,11 @@ def of_results(
         if name == "grad_q":
             measured |= of_grad_q(found, true)
             measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
-            measured |= of_logsumexp(found, true, torch.float16 if call.q.dtype == torch.float16 else torch.bfloat16)
+            measured |= of_logsumexp(found, true)
             errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true)
         if name == "grad_k" and delta_error is not None:
-            of_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
-            unexplained = (found - wanted - _of_keys(of_delta, call)).norm(dim=(-2, -1))
+            by_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
+            unexplained = (found - wanted - _of_keys(by_delta, call)).norm(dim=(-2, -1))
             # Where PK almost cancels, the rounding of dQ looks like a large error of δ, which dK does not have.
             errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
         size = _size(name, wanted, call, true)
@@ -96,7 +92,7 @@ def of_results(
         noise = noise_of_grad_q(true)
         measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
         if rounded is not None:
-            measured |= delta_follows(rounded, delta_error, noise, true)
+            measured |= of_delta(rounded, delta_error, noise, true)
     return {**measured, table.NONFINITE.name: nonfinite.double().sum(-1)}
 
 
@@ -104,7 +100,8 @@ def _of_returned_out(
     call: AttentionCall, rounded: RoundedOut, true: Exact, n: int, declared: AttentionVariant | None
 ) -> Measures:
     """Return the measures of a sequence's O, and of what else its roundings would be."""
-    from flashpoint.diagnosis.factors import factors_of_scores, fitted_factor
+    from flashpoint.diagnosis.factors import added_to_denominator, factors_of_scores, fitted_factor
+    from flashpoint.diagnosis.roundings import of_few_bit_scores
 
     found, dtype = finite_part(rounded.out), rounded.dtype
     expected, coarse = (x.to(dtype).double() for x in (rounded.of_probs, rounded.coarser(declared)))
@@ -116,6 +113,12 @@ def _of_returned_out(
     of_scores = ((true.probs > 0).sum(-1) - 1).clamp(0, true.out.shape[-1]).sum(-1)
     measured[table.OUT_NUMBERS_OF_SCORES.name] = torch.minimum(numbers, of_scores.clamp_min(1))
     measured[table.SUMS_ROUNDED.name] = rounded.as_of_rounded_sums
+    measured[table.OUT_CUT.name] = rounded.as_cut_off
+    measured |= of_few_bit_scores(call, found, true, n)
+    measured |= _rows_turned(across, coarse, true, dtype)
+    added, mended = added_to_denominator(found, true)
+    measured[table.DENOMINATOR_ADDED.name] = added
+    measured[table.OUT_ERROR_ADDED.name] = mended.norm(dim=(-2, -1)) / true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
     measured[table.LENGTH_ROWS.name] = _degrees_of_freedom(_length_errors(found, true))
     measured |= _expected(expected, coarse, true)
     factor, of_coarse, of_expected = factors_of_scores((found, coarse, expected), true)
@@ -167,37 +170,6 @@ def of_grad_q(found: Tensor, true: Exact) -> Measures:
         **relative(table.GRAD_DELTA, error, true.bound),
         table.ALONG_MEAN_KEY.name: along,
     }
-
-
-def of_logsumexp(found: Tensor, true: Exact, dtype: torch.dtype) -> Measures:
-    """Return those measures of :func:`of_results` that say whether dQ [H, T, d] is as of an L of few bits, [H] each.
-
-    P = exp(S - L) has a factor in each row then, and so has dQ. Scores of few bits make such a factor, too, in a row
-    with nearly one key: what they make is left out, and rows are compared across PK, where an error of δ moves nothing.
-    """
-    some = slice(None, None, -(-true.q.shape[1] // _ROWS))
-    scores, probs, grad_scores = true.scores[:, some], true.probs[:, some], true.grad_scores[:, some]
-    changed = (scores.to(dtype).double() - scores).nan_to_num(0.0).exp()
-    changed = changed / ((probs * changed).sum(-1, keepdim=True) + 1 - true.mass[:, some, None]) - 1
-    moved = (true.grad_out[:, some] * ((true.weights[:, some] * changed) @ true.v)).sum(-1, keepdim=True)
-    of_scores = true.scale * ((changed * grad_scores - (1 + changed) * true.slopes[:, some] * moved) @ true.k)
-    pk = true.attended_keys[:, some]
-    unit = pk / pk.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    grad_q = true.grad_q[:, some]
-    error, whole, of_scores = (
-        (x - (x * unit).sum(-1, keepdim=True) * unit).flatten(-2) for x in (found[:, some] - grad_q, grad_q, of_scores)
-    )
-    of_scores = _without(of_scores, whole)
-    logsumexp = scores.logsumexp(-1) - true.mass[:, some].log()
-    slopes = {}
-    for unit_of_l, one in ((1.0, table.LOGSUMEXP_ROUNDED), (math.log2(math.e), table.LOGSUMEXP_ROUNDED_2)):
-        lost = (logsumexp - (logsumexp * unit_of_l).to(dtype).double() / unit_of_l).nan_to_num(0.0, 0.0, 0.0)
-        made = (whole.unflatten(-1, grad_q.shape[1:]) * torch.expm1(lost)[..., None]).flatten(-2)
-        size = made.square().sum(-1)
-        made = _without(_without(made, whole), of_scores)
-        left = made.square().sum(-1)
-        slopes[one.name] = torch.where(left > _LEAST_LEFT * size, (made * error).sum(-1) / left, torch.nan)
-    return slopes
 
 
 def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
@@ -309,11 +281,30 @@ def _dead(found: Tensor, true: Exact, dtype: torch.dtype, coarse: Tensor | None)
         dead &= (coarse - true.out).norm(dim=-1) < (1 - DEAD) * size
     if dead.any():
         v, width = true.v.norm(dim=-1, keepdim=True), true.v.shape[-1]
-        step = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
-        by_step = step / 2 * ((true.probs > 0).double() @ v + width**0.5)  # of each P, and of each feature of O
+        by_step = (
+            _step_of(dtype) / 2 * ((true.probs > 0).double() @ v + width**0.5)
+        )  # of each P, and of each feature of O
         dead &= (1 - DEAD) * size > (BF16 * (true.weights @ v) + by_step)[..., 0]
     share = dead.double().sum(-1) / counts.double().sum(-1).clamp_min(1.0)
     return share.where(size.isfinite().all(-1), torch.nan)
+
+
+def _rows_turned(across: Tensor, coarse: Tensor, true: Exact, dtype: torch.dtype) -> Measures:
+    """Return in which rows the error of O across O [H, T, d] is more than roundings can make it.
+
+    A row that almost cancels counts by the length that it would have if its terms were independent. None of a head's
+    rows is told that errs by a few times what rounding S, too, makes of the worst of them.
+    """
+    natural = (true.weights.square() @ true.v.square().sum(-1, keepdim=True))[..., 0].sqrt()
+    size = torch.maximum(true.out.norm(dim=-1), natural) + _step_of(dtype) * true.v.shape[-1] ** 0.5 / ROW_OFF
+    by_rounding = ((coarse - true.out).norm(dim=-1) / size).amax(-1, keepdim=True)
+    turned = across.norm(dim=-1) / size
+    return _rows_off(table.OUT_ROWS_TURNED, turned.where(turned > _TURNED_BEYOND * by_rounding, 0.0))
+
+
+def _step_of(dtype: torch.dtype) -> float:
+    """Return how far the smallest numbers of a dtype lie apart."""
+    return torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
 
 
 def _rows_off(rows: table.RowsOff, error: Tensor) -> Measures:
@@ -370,36 +361,3 @@ def noise_of_grad_q(true: Exact) -> Tensor:
     of_grad_scores = (true.grad_scores * (along @ true.k.mT)).square().sum(-1)
     of_grad_q = (true.grad_q * along / true.scale).square().sum(-1)
     return torch.where(size[..., 0] > 0, (of_grad_scores + of_grad_q).sqrt() / size[..., 0], math.inf)
-
-
-def delta_follows(rounded: RoundedOut, error: Tensor, noise: Tensor, true: Exact) -> Measures:
-    """Return those measures of :func:`.of_results` that say whether δ takes the rounding of O, [H] each.
-
-    Args:
-        rounded: of O as the attention returned it.
-        error: of δ [H, T] float64.
-        noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
-    """
-    out, of_probs = rounded.out, rounded.in_its_tiles
-    of_out, others = ((true.grad_out * difference).sum(-1) for difference in (out - of_probs, of_probs - true.out))
-    # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
-    weights = (noise.square() + true.squared_grads).rsqrt()
-    rows = (true.bound > 0) & noise.isfinite() & torch.stack([of_out, others, error, weights]).isfinite().all(0)
-    x, other, y, unit = (of * weights for of in (of_out, others, error, true.bound))
-    x, other, y, unit = (of.where(rows, 0.0) for of in (x, other, y, unit))
-    size = x.square().sum(-1)
-    other = _without(other, unit)  # a constant error follows neither
-    x = _without(_without(x, unit), other)
-    left = x.square().sum(-1)
-    tells = (rows.sum(-1) > _UNKNOWNS) & (left > _LEAST_LEFT * size)
-    bound = true.bound.where(rows, 0.0).square().sum(-1)
-    return {
-        table.FOLLOWS_OUT.name: torch.where(tells, (x * y).sum(-1) / left, torch.nan),
-        table.DELTA_ROUNDING.name: (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
-    }
-
-
-def _without(x: Tensor, other: Tensor) -> Tensor:
-    """Return x [H, T] without its part along other [H, T]."""
-    unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    return x - (x * unit).sum(-1, keepdim=True) * unit

@@ -26,18 +26,23 @@ from flashpoint.diagnosis.finding import (
     Make,
     as_rounded,
     beyond_rounding,
+    cut_off,
     explained,
+    follows,
     fp32_error,
     maker,
     mean_and_margin,
     mean_square,
     ratio_by_chance,
+    surely_off,
+    told_range,
 )
 from flashpoint.diagnosis.large_faults import (
     differing_rows,
     fp16_underflow,
     lost_logsumexp,
     nonfinite,
+    other_denominator,
     rounded_logsumexp,
     underflows,
     wrong_delta,
@@ -46,7 +51,7 @@ from flashpoint.diagnosis.large_faults import (
 )
 from flashpoint.diagnosis.measures import Measures, Probed, Results, by_sequence, of_inputs, without_empty_rows
 from flashpoint.diagnosis.probe import Function, delta_error_of_row_sums, probe, probed_measures, results_of
-from flashpoint.diagnosis.result_measures import BF16, ROW_OFF, delta_follows, of_results
+from flashpoint.diagnosis.result_measures import BF16, ROW_OFF, of_results
 from flashpoint.diagnosis.sink import sink_finding, with_sink
 
 if TYPE_CHECKING:
@@ -58,9 +63,16 @@ _EXPLAINED = 0.25
 """Of the mean of row sums, that the response of O to a shift of all scores accounts for. Of a bias of δ it is 0."""
 _MOST_BY_ROUNDING = 2**-7
 """Of |dO||O|, what BF16 roundings of Ō and of O add to δ at most: by Cauchy and Schwarz half an ulp at 1 each."""
+_CUT_MAKES = 2**-9, 2**-8
+"""Of itself, what a number loses on average that is cut off to BF16: half of the spacing 2⁻⁷, of 2 and of 1."""
 _MANY = 1_000
 """Standard errors beyond which their number tells nothing more."""
-_OF_DELTA = frozenset((*table.GRAD_DELTA.names, table.FOLLOWS_OUT.name, table.DELTA_ROUNDING.name))
+_OF_DELTA = frozenset(
+    (
+        *table.GRAD_DELTA.names,
+        *(row.name for row in (table.FOLLOWS_OUT, table.DELTA_ROUNDING, table.DELTA_FACTOR, *table.OF_DELTA.values())),
+    )
+)
 """Measures of δ by dQ."""
 _ROUNDED = 1.5
 """Times the squared error of O that the rounding of P̄ and O makes. Beyond, the error of O is not of their rounding
@@ -174,7 +186,11 @@ def diagnose(
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
     """Return the finding that δ of a layer is biased, by its errors alone."""
-    return None if bias is None or not bias.judges else _biased(bias, bias.igniting, None, maker(layer))
+    return (
+        None
+        if bias is None or not bias.judges
+        else _biased(bias, bias.igniting, None, torch.zeros_like(bias.igniting), maker(layer))
+    )
 
 
 def measured(
@@ -191,7 +207,7 @@ def measured(
 def _of_heads(
     call: AttentionCall, results: Results, probed: Probed | None, n: int, declared: AttentionVariant | None
 ) -> Measures:
-    from flashpoint.diagnosis.rounded_out import RoundedOut  # the reference: a loop that is watched does without
+    from flashpoint.diagnosis.roundings import RoundedOut, of_delta  # a loop that is watched does without
 
     true, rounded = exact(call, n), None if results.out is None else RoundedOut(call, results.out, n)
     found = of_inputs(true)
@@ -199,7 +215,7 @@ def _of_heads(
     if probed is not None and rounded is not None:
         found |= probed_measures(call, probed, true, n)
         noise = true.grad_scores.norm(dim=-1)  # of a key's feature that is 1, whatever K is
-        found |= delta_follows(rounded, delta_error_of_row_sums(probed, true, n), noise, true)
+        found |= of_delta(rounded, delta_error_of_row_sums(probed, true, n), noise, true)
     return found
 
 
@@ -219,6 +235,7 @@ def _findings(
         rows = int(differing.sum())
         return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
     large_faults = (
+        other_denominator(measures, identities, factors, finding),
         wrong_weights(call, measures, probed, factors, finding),
         rounded_logsumexp(measures, identities, finding),
         wrong_rows(measures, factors, call.groups, finding),
@@ -231,21 +248,27 @@ def _findings(
     told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
     of_length = _length_errs(measures) & told_apart & ~declared
     following = _following(call, measures, factors, identities)
-    biased = torch.zeros_like(of_length)
-    if bias is not None and bias.judges:
+    told = torch.full_like(of_length, bias is not None and bias.judges)
+    if bias is not None and bias.of_grad_q:
         # Where O as a whole is off, so are P and dQ, by more than an error of δ.
-        told_by_grad_q = ~factors.either & (mean_square(measures, table.OUT_ERROR).sqrt() < ROW_OFF)
-        told_by_grad_q &= ~underflows(measures)
-        biased = bias.igniting & told_by_grad_q if bias.of_grad_q else bias.igniting
+        told &= ~factors.either & (mean_square(measures, table.OUT_ERROR).sqrt() < ROW_OFF) & ~underflows(measures)
+    biased = told if bias is None else bias.igniting & told
     responds = _responds(measures, bias, biased, identities)
     biased &= ~responds
-    found = [None if bias is None else _biased(bias, biased, following, finding), _not_of_softmax(responds, finding)]
-    found += [wrong_delta(measures, ~biased & ~factors.either, finding), *factor_findings(factors, measures, finding)]
+    held, of_bits = _held_delta(measures, identities, told & ~responds & told_apart, finding)
+    wrong = wrong_delta(measures, ~biased & ~of_bits & ~factors.either, finding)
+    factor = _factor_of_delta(measures, identities).where(told & ~responds & told_apart & ~of_bits, 0.0)
+    found = [held, None if bias is None else _biased(bias, biased, following, of_bits | (factor != 0), finding)]
+    found += [_not_of_softmax(responds, finding), wrong or _told_factor(factor, finding)]
+    found += factor_findings(factors, measures, finding)
     if not declares:
         fine = ~of_length & ~factors.of_scores & told_apart
-        rough = fine & _out_errs(measures)
+        of_scores, slope = follows(measures, table.OF_SCORES.values(), identities)
+        rough, cut = fine & _out_errs(measures), fine & cut_off(measures, identities)
         found.append(_coarse_rounding(call, measures, rough, finding))
-        found.append(_rounded_sums(measures, fine & ~rough, identities, finding))
+        found.append(_rounded_scores(slope.where(fine & ~rough & ~cut, 0.0), finding))
+        found.append(_cut_off(measures, cut, finding))
+        found.append(_rounded_sums(measures, fine & ~rough & ~of_scores & ~cut, identities, finding))
     of_rows = _rounded_denominator(measures, of_length, finding)
     found += [of_rows or _rounded_head(following, finding), _dead(measures, dead, finding)]
     return [one for one in found if one is not None]
@@ -316,14 +339,53 @@ def _following(
     return _Following(mean, told & surely, told & surely_not & only_rounded, rounding)
 
 
-def _biased(bias: DeltaBias, heads: Tensor, following: _Following | None, finding: Make) -> Finding | None:
-    """Say that δ is biased in some heads [H]; None where there are none."""
+def _held_delta(
+    measures: Measures, identities: Sequence[str], heads: Tensor, finding: Make
+) -> tuple[Finding | None, Tensor]:
+    """Say in which of some heads [H] δ is held in 16 bits, and return them. BF16 comes first: what it makes has what
+    FP16 makes in it. Of the ways to hold it in one dtype the slope is largest on that which is so."""
+    for dtype, name in (("bfloat16", "BF16"), ("float16", "FP16")):
+        rows = {key: row for key, row in table.OF_DELTA.items() if key[1] == dtype}
+        slopes = {key: follows(measures, [row], identities)[1] * heads for key, row in rows.items()}
+        (_, _, cut), largest = max(slopes.items(), key=lambda one: float(one[1].sum()))
+        if (found := torch.stack([*slopes.values()]).amax(0) > 0).any():
+            how = f"cut off to {name}, not rounded to nearest" if cut else f"rounded to {name}"
+            text = f"δ is {how}: its error has slope {float(largest[largest > 0].mean()):.2f} on what that makes"
+            return finding("rounded_delta", found, text), found
+    return None, torch.zeros_like(heads)
+
+
+def _factor_of_delta(measures: Measures, identities: Sequence[str]) -> Tensor:
+    """Return the factor of δ, less 1, in the heads [H] where it surely is none; 0 in the others."""
+    if table.DELTA_FACTOR.name not in measures:
+        return torch.zeros_like(fp32_error(measures))
+    return surely_off(measures[table.DELTA_FACTOR.name], identities, _CUT_MAKES[0])
+
+
+def _told_factor(factors: Tensor, finding: Make) -> Finding | None:
+    heads = factors != 0
+    if not heads.any():
+        return None
+    least, most = _CUT_MAKES
+    text = f"δ is {told_range(1 + factors[heads], '.4f')} times what it should be"
+    if ((-factors[heads] >= least) & (-factors[heads] <= most)).all():
+        text += ", as of a δ, or a P or dP behind it, that is cut off to BF16, not rounded"
+    return finding("gradients_off", heads, text)
+
+
+def _biased(
+    bias: DeltaBias, heads: Tensor, following: _Following | None, told: Tensor, finding: Make
+) -> Finding | None:
+    """Say that δ is biased in some heads [H]; None where there are none. Of heads ``told`` [H] another finding tells
+    where the error comes from."""
     if not heads.any():
         return None
     worst = int((bias.mean.abs() * heads).argmax())
     size, sure, nats = (float(x[worst]) for x in (bias.mean, bias.mean / bias.error, bias.nats))
     source, beyond = "", False
-    if following and following.surely[worst] and abs(size) > (rounding := float(following.rounding[worst])):
+    if told[worst]:
+        source, beyond = "the other finding tells its source; ", True
+    elif following and following.surely[worst] and abs(size) > (rounding := float(following.rounding[worst])):
         source = f"it follows the rounding of O, which adds {rounding:.1e}: the bias has another source; "
         beyond = True
     elif following and following.surely[worst]:
@@ -383,6 +445,22 @@ def _rounded_sums(measures: Measures, heads: Tensor, identities: Sequence[str], 
         f"Ō is rounded at each tile of keys: of the numbers of O which that changes, {float(share[heads].mean()):.0%} "
         "more are as with it than as without"
     )
+    return finding("coarse_rounding", heads, text)
+
+
+def _rounded_scores(slopes: Tensor, finding: Make) -> Finding | None:
+    """Say in which heads S is surely rounded, by slopes [H] that are 0 in the others."""
+    if not (heads := slopes > 0).any():
+        return None
+    text = f"S is rounded: O's error has slope {float(slopes[heads].mean()):.2f} on what that makes"
+    return finding("coarse_rounding", heads, text)
+
+
+def _cut_off(measures: Measures, heads: Tensor, finding: Make) -> Finding | None:
+    if not heads.any():
+        return None
+    share = float(measures[table.OUT_CUT.name][:, heads].nanmean())
+    text = f"O is cut off, not rounded to nearest: of the numbers which that changes, {share:.0%} more are as cut off"
     return finding("coarse_rounding", heads, text)
 
 

@@ -1,18 +1,26 @@
-"""O as FlashAttention's roundings alone make it: by this package's reference, or from FP64's scores.
+"""What roundings inside an attention make of its results, and whether these show one.
 
-The reference knows causal and full self-attention. In other forms S, P̄ and Ō of FP64 are rounded, in one tile.
-Shapes: :mod:`flashpoint.diagnosis.call`.
+O is as FlashAttention's roundings alone make it: by this package's reference, or from FP64's scores. The reference
+knows causal and full self-attention. In other forms S, P̄ and Ō of FP64 are rounded, in one tile.
+
+An error of O, of δ or of dQ has a slope on what a rounding makes of it: 1 where the rounding is there, 0 where not.
+
+Shapes: :mod:`flashpoint.diagnosis.call`; R rows of a sequence that are asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 import torch
 from torch import Tensor
 
+from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.exact import Exact
+from flashpoint.diagnosis.measures import Measures
 from flashpoint.numerics.choices import UNROUNDED, Rounding
 from flashpoint.numerics.reference import flash_fwd, fwd_of_rows
 from flashpoint.numerics.rounding import NoiseKey
@@ -24,6 +32,13 @@ _TELLING = 32
 """Queries at the end of each quarter of a sequence, that tell tiles apart."""
 _ALL_BUT = 0.999
 """A share of O's elements from which on no other tiles are tried."""
+_LEAST_LEFT = 1e-12
+"""Share of the square sum of a term, of which the other terms leave more if it is not made of them: FP64 leaves 1e-20
+of one that is."""
+_ROWS = 512
+"""Rows of a sequence, about as many, of which it is asked whether S or L is rounded."""
+_UNKNOWNS = 3
+"""Of the first regression in :func:`of_delta`: two slopes and a constant. As many rows fit whatever they hold."""
 
 
 class RoundedOut:
@@ -72,6 +87,18 @@ class RoundedOut:
         )
         as_once, as_twice, differ = (x.sum((-2, -1)) for x in (returned == once, returned == twice, once != twice))
         return (as_twice - as_once).double() / differ
+
+    @property
+    def as_cut_off(self) -> Tensor:
+        """Of the elements of O whose rounding to its dtype and cutting off differ: the share that is as cut off less
+        the share that is as rounded [H] float64; NaN of a head without such elements.
+
+        Of a rounded O it is below 0: the reference is nearer to the numbers that round as it does.
+        """
+        near, cut = (held_in(self.in_its_tiles, self.dtype, cut) for cut in (False, True))
+        differ = near != cut
+        as_near, as_cut = ((differ & (self.out == one)).sum((-2, -1)) for one in (near, cut))
+        return (as_cut - as_near).double() / differ.sum((-2, -1))
 
     def coarser(self, declared: AttentionVariant | None) -> Tensor:
         """O [H, T_q, d_v] float64 as the attention declares its roundings, or else :func:`out_of_rounded_scores`."""
@@ -188,3 +215,126 @@ def _rounding(call: AttentionCall) -> Rounding:
     """Return the rounding to nearest of the inputs' dtype."""
     bits = {torch.bfloat16: 7, torch.float16: 10}.get(call.q.dtype)
     return UNROUNDED if bits is None else Rounding("nearest", bits)
+
+
+def _without(x: Tensor, other: Tensor) -> Tensor:
+    """Return x [H, n] without its part along other [H, n]."""
+    unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+    return x - (x * unit).sum(-1, keepdim=True) * unit
+
+
+def _slope(error: Tensor, made: Tensor, others: Sequence[Tensor] = ()) -> Tensor:
+    """Return the slope [H] of an error on what a rounding makes [H, n], beside other terms [H, n]; NaN where these make
+    up the whole of it. ``others`` are orthogonal to each other."""
+    size = made.square().sum(-1)
+    for other in others:
+        made = _without(made, other)
+    left = made.square().sum(-1)
+    return torch.where(left > _LEAST_LEFT * size, (made * error).sum(-1) / left, torch.nan)
+
+
+def of_few_bit_scores(call: AttentionCall, found: Tensor, true: Exact, n: int) -> Measures:
+    """Return whether O [H, T, d_v] of a sequence is as of scores of few bits, a slope [H] for each of
+    :data:`.measure_table.OF_SCORES`: held in the inputs' 16 bits, or BF16 beside inputs of FP32."""
+    form, dtype = call.form, torch.bfloat16 if call.q.dtype == torch.float32 else call.q.dtype
+    rows = torch.arange(0, true.q.shape[1], -(-true.q.shape[1] // _ROWS), device=found.device)
+    raw, dropped = true.raw[:, rows], form.dropped(n, rows)
+    error = (found - true.out)[:, rows].flatten(-2)
+    slopes: Measures = {}
+    exactly = math.frexp(form.scale)[0] == 0.5  # then it is the same before and after the scale
+    for (before, after, in_a_nat), one in table.OF_SCORES.items():
+        if before and exactly:
+            slopes[one.name] = next(iter(slopes.values()))
+            continue
+        held = held_in(raw / form.scale, dtype, cut=False) * form.scale if before else raw
+        held = held_in(held * in_a_nat, dtype, cut=False) / in_a_nat if after else held
+        scores = form.scores(held.clone(), n, rows)
+        if after and form.bias is not None:
+            scores = held_in(scores * in_a_nat, dtype, cut=False) / in_a_nat
+        probs = scores.softmax(-1).nan_to_num(0.0)  # a row may see no key
+        if form.sink is not None:
+            probs = probs * torch.sigmoid(scores.logsumexp(-1) - form.sink[:, None])[..., None]
+        out = (probs if dropped is None else probs * dropped) @ true.v
+        slopes[one.name] = _slope(error, (out - true.out[:, rows]).flatten(-2))
+    return slopes
+
+
+def of_logsumexp(found: Tensor, true: Exact) -> Measures:
+    """Return whether dQ [H, T, d] is as of an L of few bits, a slope [H] of each of :data:`.measure_table.OF_L`.
+
+    P = exp(S - L) has a factor in each row then, and so has dQ. Scores of few bits make such a factor, too, in a row
+    with nearly one key: what they make is left out, and rows are compared across PK, where an error of δ moves nothing.
+    """
+    some = slice(None, None, -(-true.q.shape[1] // _ROWS))
+    scores, grad_q, pk = true.scores[:, some], true.grad_q[:, some], true.attended_keys[:, some]
+    unit = pk / pk.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+
+    def across(x: Tensor) -> Tensor:
+        return (x - (x * unit).sum(-1, keepdim=True) * unit).flatten(-2)
+
+    error, whole = across(found[:, some] - grad_q), across(grad_q)
+    others = [whole]
+    for dtype in (torch.bfloat16, torch.float16):
+        of_scores = _without(across(_by_scores(true, some, dtype)), whole)
+        others.append(of_scores if len(others) == 1 else _without(of_scores, others[1]))
+    logsumexp = scores.logsumexp(-1) - true.mass[:, some].log()
+    slopes = {}
+    for (of_l, in_a_nat), one in table.OF_L.items():
+        held = (logsumexp * in_a_nat).to(getattr(torch, of_l)).double() / in_a_nat
+        lost = (logsumexp - held).nan_to_num(0.0, 0.0, 0.0)
+        made = (whole.unflatten(-1, grad_q.shape[1:]) * torch.expm1(lost)[..., None]).flatten(-2)
+        slopes[one.name] = _slope(error, made, others)
+    return slopes
+
+
+def _by_scores(true: Exact, some: slice, dtype: torch.dtype) -> Tensor:
+    """Return what rounding S to a dtype makes of some rows of dQ [H, R, d], to first order."""
+    scores, probs, grad_scores = true.scores[:, some], true.probs[:, some], true.grad_scores[:, some]
+    changed = (scores.to(dtype).double() - scores).nan_to_num(0.0, 0.0, 0.0).exp()
+    changed = changed / ((probs * changed).sum(-1, keepdim=True) + 1 - true.mass[:, some, None]) - 1
+    moved = (true.grad_out[:, some] * ((true.weights[:, some] * changed) @ true.v)).sum(-1, keepdim=True)
+    return true.scale * ((changed * grad_scores - (1 + changed) * true.slopes[:, some] * moved) @ true.k)
+
+
+def of_delta(rounded: RoundedOut, error: Tensor, noise: Tensor, true: Exact) -> Measures:
+    """Return whether δ takes the rounding of O, is held in few bits itself, or has a factor, [H] each.
+
+    Args:
+        rounded: of O as the attention returned it.
+        error: of δ [H, T] float64.
+        noise: what roundings by 1 add to each ``error``; infinite for rows of which it does not tell.
+    """
+    out, of_probs = rounded.out, rounded.in_its_tiles
+    deltas = {of: (true.grad_out * x).sum(-1) for of, x in (("out", out), ("probs", of_probs), ("", true.out))}
+    of_out, others = deltas["out"] - deltas["probs"], deltas["probs"] - deltas[""]
+    # The reference may round P̄ otherwise than the attention does, as tiles have other maxima: that is noise, too.
+    weights = (noise.square() + true.squared_grads).rsqrt()
+    rows = (true.bound > 0) & noise.isfinite() & torch.stack([of_out, others, error, weights]).isfinite().all(0)
+
+    def weighted(of: Tensor) -> Tensor:
+        return (of * weights).where(rows, 0.0)
+
+    x, y, unit, exactly = (weighted(of) for of in (of_out, error, true.bound, deltas[""]))
+    other = _without(weighted(others), unit)  # a constant error follows neither
+    tells, bound = rows.sum(-1) > _UNKNOWNS, true.bound.where(rows, 0.0).square().sum(-1)
+    beside = [unit, other, _without(_without(x, unit), other)]
+    measured = {
+        table.FOLLOWS_OUT.name: _slope(y, x, (unit, other)).where(tells, torch.nan),
+        table.DELTA_ROUNDING.name: (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
+        table.DELTA_FACTOR.name: _slope(y, exactly, beside).where(rows.sum(-1) > len(beside) + 1, torch.nan),
+    }
+    for one in beside:
+        exactly = _without(exactly, one)
+    beside.append(exactly)
+    for (of, dtype, cut), row in table.OF_DELTA.items():
+        made = weighted(held_in(deltas[of], getattr(torch, dtype), cut) - deltas[of])
+        measured[row.name] = _slope(y, made, beside).where(rows.sum(-1) > len(beside) + 1, torch.nan)
+    return measured
+
+
+def held_in(x: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:
+    """Return x float64 as a dtype holds it: the nearest of its numbers, or the next one towards 0 in 16 bits."""
+    near = x.to(dtype)
+    if cut and near.element_size() == 2:  # the numbers of a sign are in the order of their bits
+        near = torch.where(near.double().abs() > x.abs(), (near.view(torch.int16) - 1).view(dtype), near)
+    return near.double()
