@@ -312,9 +312,10 @@ def _source(q: Tensor) -> tuple[Any, int]:
     return node, q.output_nr
 
 
-def _heads_of_features(q: Tensor, product: Product, copies: int) -> Tensor:
-    """Return of which head's queries each feature of a product is, [features] int64, from 0, and −1 where it is of
-    none. Of copies in a row the first is asked: they count as one.
+def _heads_of_features(q: Tensor, product: Product, heads: Tensor) -> Tensor:
+    """Return of which head's queries each feature of a product is, [features] int64, and −1 where it is of none.
+
+    Places of q with the same number in ``heads`` hold the same: they count as one head, and the first is asked.
 
     Gradients are linear: where those that come to a head are twice as large, those of its features are, too, to the
     bit. So a few backward passes tell all heads apart: a checkpoint computes its layer anew in each of them.
@@ -322,11 +323,9 @@ def _heads_of_features(q: Tensor, product: Product, copies: int) -> Tensor:
     Raises:
         NotFound: a feature is of several heads.
     """
-    places = torch.arange(q.shape[1], device=q.device)
-    heads = places // copies
     generator = torch.Generator(q.device).manual_seed(0)
     asked = torch.randn(q.shape, generator=generator, device=q.device, dtype=torch.float32)
-    asked *= (places % copies == 0)[:, None, None]
+    asked *= (heads[:, None] == heads).tril(-1).any(1).logical_not()[:, None, None]
     devices, source = [q.device] if q.device.type == "cuda" else [], GradientEdge(*_source(q))
 
     def answer(times: Tensor) -> Tensor:
@@ -369,18 +368,19 @@ def _digits(heads: int) -> int:
     return max(1, math.ceil(math.log(heads, _DIGITS)))
 
 
-def _projection(q: Tensor, product: Product, groups: int, copies: int) -> Projection:
-    of_features = product.of_weight(_heads_of_features(q, product, copies))
-    features = [(of_features == head).nonzero().flatten() for head in range(q.shape[1] // copies)]
+def _projection(q: Tensor, product: Product, groups: int, heads: Tensor) -> Projection:
+    of_features = product.of_weight(_heads_of_features(q, product, heads))
+    features = [(of_features == head).nonzero().flatten() for head in range(int(heads.max()) + 1)]
     if len({len(of_head) for of_head in features}) > 1 or not len(features[0]):
         raise NotFound("has other numbers of features of a weight in its heads")
-    by_head = torch.stack(features).repeat_interleave(groups * copies, 0).to(product.weight.device)
+    by_head = torch.stack(features)[heads].repeat_interleave(groups, 0).to(product.weight.device)
     return Projection(product.weight, product.inputs, by_head, product.added)
 
 
-def _projections(q: Tensor, products: Products, groups: int = 1, copies: int = 1) -> tuple[Projection, ...]:
-    """Return what makes q [B, H, T, d], or keys that ``groups`` heads share, each of them ``copies`` times there."""
-    return tuple(_projection(q, product, groups, copies) for product in _made_by(q, products))
+def _projections(q: Tensor, products: Products, groups: int = 1, heads: Tensor | None = None) -> tuple[Projection, ...]:
+    """Return what makes q [B, H, T, d], or keys that ``groups`` heads share, with ``heads`` as copies of each other."""
+    heads = torch.arange(q.shape[1], device=q.device) if heads is None else heads
+    return tuple(_projection(q, product, groups, heads) for product in _made_by(q, products))
 
 
 def _of_multihead(call: AttentionCalled, part: int) -> tuple[Projection, ...]:
@@ -417,14 +417,13 @@ def _of_keys(call: AttentionCalled, products: Products) -> tuple[Projection, ...
     try:
         return _projections(call.k, products, groups)
     except NotFound:
-        if (copies := _copies_of_heads(call.k)) == 1:
+        heads = _equal_heads(call.k)
+        if int(heads.max()) + 1 == len(heads):
             raise
-        return _projections(call.k, products, groups, copies)
+        return _projections(call.k, products, groups, heads)
 
 
-def _copies_of_heads(k: Tensor) -> int:
-    """Return how often in a row each head of keys [B, H, T, d] is there, as where grouped ones were repeated."""
-    different = torch.unique_consecutive(k[:1].detach(), dim=1).shape[1]
-    copies, rest = divmod(k.shape[1], different)
-    same = k[:1].unflatten(1, (different, copies)) if not rest else k[:1, :, None]
-    return copies if not rest and torch.equal(same, same[:, :, :1].expand_as(same)) else 1
+def _equal_heads(k: Tensor) -> Tensor:
+    """Return a number for each head of keys [B, H, T, d], the same one for equal keys, as where grouped ones were
+    repeated; [H] int64, from 0 without a gap."""
+    return torch.unique(k[:1].detach(), dim=1, return_inverse=True)[1]
