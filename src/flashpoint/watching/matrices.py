@@ -42,6 +42,9 @@ _VIEWS = _CASTS | frozenset(
 )  # fmt: skip
 """Nodes that order numbers otherwise, leave some out or repeat them."""
 
+_ADDING = {"Dora", "MiCA", "Velora"}
+"""Variants of PEFT's LoRA that add their ``get_delta_weight``, DoRA with a length of each feature."""
+
 
 class NotFound(Exception):
     """No matrix is known that makes q or k; the text, which goes on "it", says why."""
@@ -249,9 +252,9 @@ def _matrix(module: Any) -> _Matrix | str | None:
         return None
     if not adapted and sum(one.dim() > 1 for one in module.parameters()) > 1:
         return "is a sum of several products, as with an adapter"
-    kinds = {type(one).__name__ for one in getattr(module, "lora_variant", {}).values()}
+    kinds = {type(one).__name__.removesuffix("LinearVariant") for one in getattr(module, "lora_variant", {}).values()}
     adds = adapted and weight.is_floating_point() and hasattr(module, "get_delta_weight")
-    if adapted and (not adds or kinds - {"DoraLinearVariant"}):
+    if adapted and (not adds or kinds - _ADDING):
         return "is made by an adapter of PEFT that adds no matrix to another one"
     by_column = not isinstance(base, nn.Linear) and type(base).__name__ == "Conv1D"  # GPT-2's, in Transformers
 
