@@ -509,6 +509,21 @@ def test_quantised_weights_leave_the_look_at_the_others(tmp_path: Path, capsys: 
     assert "failed" not in capsys.readouterr().err
 
 
+def test_quantised_weights_that_are_trained_are_not_compared_with_those_before(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packages train them with optimizers of their own."""
+    model = Model(attend, attend)
+    model.quantised = nn.Parameter(Quantised(torch.ones(3)))
+
+    def loss_of(model: nn.Module, x: Tensor) -> Tensor:
+        model.quantised.grad = torch.zeros(3)
+        return model(x).square().mean()
+
+    assert train(tmp_path, model=model, loss_of=loss_of, skip=lambda _: True) == []
+    assert "failed" not in capsys.readouterr().err
+
+
 def test_a_mask_that_holds_nan_may_have_made_it(tmp_path: Path) -> None:
     def masked(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, layer: int) -> Tensor:
         bias = torch.zeros(12, 12)

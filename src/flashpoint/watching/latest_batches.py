@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from flashpoint.diagnosis.call import digests
 from flashpoint.watching.arrivals import Arrivals, Number
 from flashpoint.watching.events import BatchSeen, CaptureWritten, Handler, LastRead, LossesRead, ReadDue, StepEnded
-from flashpoint.watching.left_out import is_sharded, is_transformed, local
+from flashpoint.watching.left_out import is_foreign, is_sharded, is_transformed, local
 from flashpoint.watching.notices import Notices
 from flashpoint.watching.watched_run import WatchedRun
 
@@ -347,6 +347,7 @@ class MicroBatches:
 
 def _some_trained(model: nn.Module) -> list[nn.Parameter]:
     """Return parameters with gradients, spread over the model, on one device."""
-    trained = [one for one in model.parameters() if one.grad is not None and one.numel() and not one.is_meta]
+    taking = (one for one in model.parameters() if one.grad is not None and one.numel())
+    trained = [one for one in taking if not (one.is_meta or is_foreign(one))]
     there = [one for one in trained if one.device == trained[0].device]
     return there[:: max(1, len(there) // _PARAMETERS)][:_PARAMETERS]
