@@ -256,6 +256,7 @@ def test_one_shift_alone_stands_before_each_kernel(kernel: str, shift: str) -> N
     assert (shifted - wanted).norm() < 0.01 * wanted.norm()
 
 
+@pytest.mark.slow
 @releases.traces_attention
 def test_compiled_it_takes_other_layers_and_scales_and_refuses_the_same() -> None:
     def out(x: Tensor, layer: int, scale: float) -> Tensor:

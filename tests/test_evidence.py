@@ -94,6 +94,7 @@ def test_every_run_of_the_tables_is_whole() -> None:
             assert run.chain.digest == run.outcome.chain_digest
 
 
+@pytest.mark.slow
 def test_the_index_is_that_of_the_tables() -> None:
     assert EVIDENCE.index_path.read_text() == index_of(EVIDENCE)
     experiments = {row.experiment for row in EVIDENCE.rows if row.digits is not None}

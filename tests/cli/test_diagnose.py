@@ -303,6 +303,7 @@ def model_and_text(tmp_path: Path) -> tuple[str, str]:
     return str(tmp_path / "model"), str(text)
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_is_diagnosed_on_a_text(
     model_and_text: tuple[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,6 +337,7 @@ def test_a_model_is_read_in_batches_as_at_once(
             assert other[column] == pytest.approx(one[column], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_a_run_is_read_in_batches_as_at_once(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     whole = diagnose("runs/original", "--sequences", "10")
@@ -347,6 +349,7 @@ def test_a_run_is_read_in_batches_as_at_once(recorded: Path, monkeypatch: pytest
             assert other[column] == pytest.approx(one[column], rel=1e-2)
 
 
+@pytest.mark.slow
 def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     folder = tmp_path / "captures/step-0000009"
     folder.mkdir(parents=True)

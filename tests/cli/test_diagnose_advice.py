@@ -19,6 +19,7 @@ from flashpoint.numerics.choices import DeltaError
 from tests.cli.diagnosed import captured, diagnose
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["plain", "mask", "soft cap"])
 @pytest.mark.parametrize(
     ("dtype", "attention", "advised"),
@@ -168,6 +169,7 @@ def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_pat
     assert findings["note"].startswith("Most heads of mine:attend") == (name == "mine:attend")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdpa", "mine:attend"])
 @pytest.mark.parametrize("source", ["the rounding of O", "another"])
 def test_fp16_inside_is_advised_of_a_bias_that_comes_of_rounding(tmp_path: Path, source: str, name: str) -> None:

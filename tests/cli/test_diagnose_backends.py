@@ -76,6 +76,7 @@ def capture(
     return tensors
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_all_backends_stand_in_a_table_with_their_errors_against_fp64(

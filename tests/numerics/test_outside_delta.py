@@ -100,6 +100,7 @@ def results(name: str, given: list[Tensor], grad_out: Tensor, causal: bool = Tru
     return [out.detach(), *torch.autograd.grad(out, (q, k, v), grad_out)]
 
 
+@pytest.mark.slow
 @releases.traces_flex
 @pytest.mark.usefixtures("flex_on_a_cpu")
 @pytest.mark.parametrize("causal", [True, False])
@@ -169,12 +170,14 @@ def test_the_delta_is_exact_to_the_bits_of_the_residual(fa4: FA4, bits: int | No
     assert bool((fa4.grad_scores.sum(-1).abs() / SCALE <= allowed).all())
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager(fa4: FA4) -> None:
     given, grad_out = inputs()
     both = [results("fa4_fixed", given, grad_out, compiled=compiled) for compiled in (False, True)]
     assert all(torch.equal(a, b) for a, b in zip(*both, strict=True))
 
 
+@pytest.mark.slow
 @releases.traces_flex
 @pytest.mark.usefixtures("flex_on_a_cpu")
 def test_flexattention_compiled_equals_eager() -> None:
