@@ -1,5 +1,6 @@
 """The PyTorch attention against FP64 softmax attention."""
 
+import functools
 import math
 
 import pytest
@@ -118,8 +119,7 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
     centred key is itself rounded, which moves a score by at most Σ_f |q_f||k_f|·2⁻⁸·α.
     """
     variant = VARIANTS[name]
-    q, k, v, grad_out = (x.bfloat16() for x in stress(150, 32))
-    result = run_reference(q, k, v, grad_out, variant)
+    (q, k, v, _), result = computed(name, stress)
     qd, kd, vd = q.double(), k.double(), v.double()
     if variant.center_keys:
         kd = kd - kd.mean(-2, keepdim=True)
@@ -147,9 +147,8 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
 @pytest.mark.parametrize("stress", STRESSES, ids=lambda stress: stress.__name__)
 def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, stress) -> None:
     """FlashAttention's own criterion, on the largest error of each result."""
-    inputs = [x.bfloat16() for x in stress(150, 32)]
-    result, expected = run_reference(*inputs, VARIANTS[name]), exact_attention(*inputs)  # type: ignore[arg-type]
-    plain = bf16_pytorch_attention(*inputs)
+    _, result = computed(name, stress)
+    expected, plain = yardsticks(stress)
     # Gradients of variants with Ō in BF16 carry δ's error on top; FlashAttention's tests allow them 3. A stochastic
     # rounding of O errs by up to an ulp, one to nearest by half of that, and δ takes it on.
     of_out = 2 if VARIANTS[name].out.mode == "stochastic" else 1
@@ -157,6 +156,20 @@ def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, s
         factor = of_out * (2 if quantity == "out" else 3)
         error, plain_error = ((x[quantity].double() - expected[quantity]).abs().max().item() for x in (result, plain))
         assert error <= factor * plain_error + 1e-5, (quantity, error, plain_error)
+
+
+@functools.cache
+def computed(name: str, stress) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Inputs in BF16, and what a variant makes of them."""
+    inputs = [x.bfloat16() for x in stress(150, 32)]
+    return inputs, run_reference(*inputs, VARIANTS[name])  # type: ignore[arg-type]
+
+
+@functools.cache
+def yardsticks(stress) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The same attention in FP64, and in PyTorch's BF16, which takes a CPU longer than a variant."""
+    inputs = [x.bfloat16() for x in stress(150, 32)]
+    return exact_attention(*inputs), bf16_pytorch_attention(*inputs)  # type: ignore[arg-type]
 
 
 def bf16_pytorch_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[str, Tensor]:
