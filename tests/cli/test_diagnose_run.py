@@ -150,7 +150,10 @@ def test_a_layer_that_was_left_out_is_told_for_layers_are_counted_without_it(tmp
     """The second layer is told as layer 1, and a line of the loop alone had said so."""
     loop(tmp_path, Mapped() if left_out else Pair(), captured, steps=2)
     said = "other attentions were not recorded, and are not judged: scaled_dot_product_attention: called inside"
-    assert (said in told(str(tmp_path / "own"))) == left_out
+    result = CliRunner().invoke(main, ["diagnose", str(tmp_path / "own"), "--format", "json"])
+    answer = json.loads(result.stdout)
+    assert (said in answer["tables"][-1]["note"]) == left_out
+    assert answer["heading"].startswith("Nothing found in the attentions that were recorded") == left_out
 
 
 class Called(Pair):

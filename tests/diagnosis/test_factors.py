@@ -21,7 +21,7 @@ from flashpoint.diagnosis.probe import Function
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import DeltaError
-from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
+from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, SIZE, by_position, call_of, inputs
 
 ETA = torch.tensor([0.0, 0.0, 0.02, 0.0])
 """Of the scores, by head."""
@@ -390,3 +390,15 @@ def test_of_a_right_attention_the_constant_is_0(name: str, factor: float) -> Non
     diagnosis = diagnose(call_of(by_position(CLEAN[name]), along_out(13, factor)))
     assert diagnosis.findings == ()
     assert diagnosis.measures["denominator_added"].abs().max() < 2**-8  # of ℓ's at least 1, by roundings of P̄ and O
+
+
+@pytest.mark.parametrize("factor", [SIZE**-0.5, SIZE**0.5, 3.0])
+def test_a_factor_far_from_1_is_found(factor: float) -> None:
+    """As of a scale that is forgotten, or taken twice. From 1 the steps of Gauss and Newton lead elsewhere."""
+
+    def function(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float) -> Tensor:
+        return by_position(CLEAN["sdpa"])(q.float(), k.float(), v.float(), is_causal, factor * scale).to(q.dtype)
+
+    (found,) = diagnose(call_of(function, along_out(15, 2.0))).findings
+    assert (found.kind, found.heads) == ("other_scores", (1, 2, 3, 4))
+    assert all(abs(float(one) / factor - 1) < 0.02 for one in re.findall(r"-?\d+\.\d{4}", found.text))

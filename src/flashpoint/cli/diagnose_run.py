@@ -190,10 +190,12 @@ def _modules(config: RunConfig) -> dict[int, str]:
 
 def _not_recorded(run: Run) -> str:
     """Return that layers are counted without the attentions that watching left out: their numbers can be others."""
+    from flashpoint.cli.diagnose_tables import NOT_RECORDED
+
     left_out = run.manifest.not_recorded
     if not left_out:
         return ""
-    told = f"In some steps other attentions were not recorded, and are not judged: {'; '.join(left_out)}."
+    told = f"{NOT_RECORDED}, and are not judged: {'; '.join(left_out)}."
     return f"{told} Layers are counted without them."
 
 

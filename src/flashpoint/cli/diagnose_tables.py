@@ -184,7 +184,9 @@ def tables(
     beyond = " beyond what FP32 itself may do" if coarse else ""
     others = any(one.call.other_gradients for one in diagnoses)
     lacking = "gradients were" if others else f"{_unjudged_in(biases)} was"
-    nothing = f"Nothing found{beyond}{f', and {lacking} not judged' if unjudged else ''}{bad_loss and f': {bad_loss}'}."
+    where = " in the attentions that were recorded" if later.startswith(NOT_RECORDED) else ""
+    but = f", and {lacking} not judged" if unjudged else ""
+    nothing = f"Nothing found{where}{beyond}{but}{bad_loss and f': {bad_loss}'}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
     measures = Table(("layer", "head", *BIAS_COLUMNS, *(measure.label for measure in COLUMNS)), measured, note)
     suspected = suspects(diagnoses, attention)
@@ -422,6 +424,8 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
     )
 
 
+NOT_RECORDED = "In some steps other attentions were not recorded"
+"""Begins what a run tells of attentions that its watch left out."""
 MOST_ADVISED = 10_000
 """Sequences of which nobody is advised to measure more."""
 

@@ -39,6 +39,8 @@ _OF_ROUNDING = 4.0
 """Times the factor that rounded scores make, by this package's reference: where all are large, they make all alike."""
 _LEFT = 0.25
 """Of the error of O. A factor that leaves less accounts for it, however far it moves O."""
+_STARTS = [2.0**power - 1 for power in range(-6, 7)]
+"""From which a factor far from 1 is looked for, too: between them O is nearly linear in it."""
 _LEAST_ADDED = -0.9
 """Of ℓ, which is 1 at least."""
 _STEPS = 8
@@ -86,14 +88,28 @@ def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
 def fitted_factor(found: Tensor, true: Exact, start: Tensor) -> tuple[Tensor, Tensor]:
     """Return η of the scores [H] in an O [H, T, d] that may be far from 0, and the share of O's error that it leaves.
     Where it leaves more than :data:`_LEFT`, which is no such O, return ``start``."""
-    factor = start.nan_to_num(0.0)
+    factor, left = _fitted_from(start.nan_to_num(0.0), found, true)
+    if not (left < _LEFT).all():  # as where another scale is inside by mistake, such as 1 or 1/d
+        others = [torch.full_like(factor, other) for other in _STARTS]
+        rests = torch.stack([_rest(other, found, true) for other in others])
+        again, left_again = _fitted_from(torch.stack(others).gather(0, rests.argmin(0)[None])[0], found, true)
+        factor, left = torch.where(left < _LEFT, factor, again), torch.where(left < _LEFT, left, left_again)
+    return torch.where(left < _LEFT, factor, start), left.nan_to_num(1.0)
+
+
+def _fitted_from(start: Tensor, found: Tensor, true: Exact) -> tuple[Tensor, Tensor]:
+    """Return the factor [H] by Gauss and Newton from one, and the share of O's error that it leaves."""
+    factor = start
     for _ in range(_STEPS):
         probs = _with_factor(true, factor)
         out = _times_dropped(probs, true) @ true.v
         factor = factor + _slope(found - out, _moved(probs, true, out, factor), true.out).nan_to_num(0.0)
-    rest = (found - _times_dropped(_with_factor(true, factor), true) @ true.v).norm(dim=(-2, -1))
-    left = rest / (found - true.out).norm(dim=(-2, -1)).clamp_min(1e-300)
-    return torch.where(left < _LEFT, factor, start), left.nan_to_num(1.0)
+    return factor, _rest(factor, found, true) / (found - true.out).norm(dim=(-2, -1)).clamp_min(1e-300)
+
+
+def _rest(factor: Tensor, found: Tensor, true: Exact) -> Tensor:
+    """Return how far O is [H] from that of a factor."""
+    return (found - _times_dropped(_with_factor(true, factor), true) @ true.v).norm(dim=(-2, -1))
 
 
 def added_to_denominator(found: Tensor, true: Exact) -> tuple[Tensor, Tensor]:
