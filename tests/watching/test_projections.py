@@ -392,6 +392,36 @@ def test_a_weight_that_is_computed_is_told_as_such_and_not_asked_for(
     torch.testing.assert_close(*weights, rtol=0, atol=0)
 
 
+class Quantised(Tensor):
+    """As a package has it that knows few operations: a tensor made of another one."""
+
+    @staticmethod
+    def __new__(cls, whole: Tensor) -> "Quantised":
+        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)
+        return made
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].whole)
+        if func is torch.ops.aten.t.default:
+            return args[0].whole.t()
+        raise NotImplementedError(func)
+
+
+def test_a_weight_of_a_class_of_its_own_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heads = Heads(*(nn.Linear(32, 32, bias=False) for _ in range(3)))
+    for one in (heads.q, heads.k):
+        one.weight = nn.Parameter(Quantised(one.weight.detach()), requires_grad=False)
+    loop(tmp_path, nn.Sequential(nn.Linear(32, 32), heads), steps=2)
+    told = capsys.readouterr().err
+    assert "is made by a weight of a class of its own" in told
+    assert "failed" not in told
+
+
 def test_the_three_matrices_of_a_multi_head_attention_are_found(tmp_path: Path) -> None:
     class Model(nn.Module):
         def __init__(self) -> None:

@@ -21,6 +21,7 @@ from torch.autograd.graph import GradientEdge
 from flashpoint.runs.metric_table import W_K_NORM, W_Q_NORM
 from flashpoint.watching.events import AttentionCalled
 from flashpoint.watching.interceptor import Hook, with_hooks
+from flashpoint.watching.left_out import is_foreign
 from flashpoint.watching.projections import Found, Projection
 
 _DIGITS = 12
@@ -250,6 +251,8 @@ def _matrix(module: Any) -> _Matrix | str | None:
     weight = base._parameters.get("weight")
     if weight is None or weight.dim() != 2:
         return None
+    if is_foreign(weight):
+        return "is made by a weight of a class of its own, as quantised ones are"
     if not adapted and sum(one.dim() > 1 for one in module.parameters()) > 1:
         return "is a sum of several products, as with an adapter"
     kinds = {type(one).__name__.removesuffix("LinearVariant") for one in getattr(module, "lora_variant", {}).values()}
