@@ -2,8 +2,9 @@
 # keras 3.15.1: a learning rate of 0 makes all weights NaN under Ftrl, where 12 other optimizers leave them alone.
 #
 # A warm-up from 0 takes its first step with a rate of 0, and a decay ends there. So one may expect of such a step no
-# change, which is what the others do. Ftrl divides by the rate: 0 / 0 is NaN, in the state as in the weights, and the
-# training is lost at its first step, or at the last of a schedule, while the loss before it was good. Nothing warns.
+# change, which is what the others do. Ftrl divides its state by the rate, which makes it infinite, and the weight is a
+# ratio of two such: NaN. The training is lost at its first step, or at the last of a schedule, while the loss before
+# it was good. Nothing warns.
 #
 # Seen with keras 3.15.1 on jax 0.10.2 and Python 3.11 on a CPU, 2026-11-30. 16 weights of 1 and gradients of 1, two
 # steps at a rate of 0: the optimizers that change the weights; then Ftrl with a warm-up from 0 over 10 steps:
