@@ -31,7 +31,7 @@ def call(function: Function, length: int = 256) -> AttentionCall:
     given = AttentionCall(q, k, v, grad_out, Form(True, 0.125), 1, 0, "f")
     found = results_of(function, given)
     results = (found.out, found.grad_q, found.grad_k, found.grad_v)
-    return AttentionCall(q, Form(True, 0.125), 1, 0, "f", k, v, grad_out, *results)
+    return AttentionCall(q, k, v, grad_out, Form(True, 0.125), 1, 0, "f", *results)
 
 
 @pytest.mark.parametrize("backend", ["math", "flash", "efficient", "cudnn"])
