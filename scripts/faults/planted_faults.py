@@ -1,6 +1,6 @@
 """How many planted faults a diagnosis names: a small GPT, one layer and head of which has a fault, is watched.
 
-    python scripts/faults/planted_faults.py            # 64 trials: each kind 6 times, 16 without a fault
+    python scripts/faults/planted_faults.py            # 76 trials: each kind 6 times, 16 without a fault
     python scripts/faults/planted_faults.py --seeds 1  # a quick look
 
 A trial draws layer, head, block and inputs by its seed. The model (3 layers of 4 heads of 16 features, T 96) makes two

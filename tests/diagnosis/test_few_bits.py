@@ -14,8 +14,9 @@ from flashpoint.cli.diagnose_advice import FIXED, Exchange, advice
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.measure_table import OF_DELTA, OF_DELTA_SPREAD
 from flashpoint.diagnosis.measures import Results
-from flashpoint.diagnosis.roundings import held_in
+from flashpoint.diagnosis.roundings import _slope_by_rows, held_in
 from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import inputs
 
@@ -245,6 +246,30 @@ def test_a_delta_of_16_bits_is_told_with_how_it_lost_the_others(
     assert (one.kind, one.heads) == ("rounded_delta", (1, 2, 3, 4))
     assert told in one.text
     assert "hold δ in FP32" in advice({one.kind, "delta_bias"}, "", Exchange(FIXED, stabilizes=True))
+
+
+def test_the_standard_error_of_a_slope_is_hc3_of_the_whole_regression() -> None:
+    """By NumPy's least squares and the hat matrix, of 40 rows whose errors differ a hundredfold in size."""
+    draw = np.random.default_rng(0)
+    x = draw.standard_normal((40, 4))
+    x[:, 1] -= x[:, 0] * (x[:, 1] @ x[:, 0]) / (x[:, 0] @ x[:, 0])
+    x[:, 2] -= x[:, :2] @ np.linalg.lstsq(x[:, :2], x[:, 2], rcond=None)[0]
+    y = x @ [1.0, 2.0, 3.0, 0.7] + draw.standard_normal(40) * np.logspace(-2, 0, 40)
+    inverse = np.linalg.inv(x.T @ x)
+    hat, slopes = x @ inverse @ x.T, inverse @ x.T @ y
+    rest = (y - x @ slopes) / (1 - hat.diagonal())
+    expected = slopes[3], (inverse @ (x.T * rest**2) @ x @ inverse)[3, 3] ** 0.5
+    columns = [torch.from_numpy(column)[None] for column in x.T]
+    found = _slope_by_rows(torch.from_numpy(y)[None], columns[3], columns[:3])
+    np.testing.assert_allclose([float(one) for one in found[:2]], expected, rtol=1e-9)
+
+
+def test_of_a_delta_in_fp32_slopes_spread_as_is_said() -> None:
+    """Over 320 heads and sequences their squares are those of the standard errors, to 25 %."""
+    found = diagnose(Kernel(64).call(inputs(12, sequences=80, length=96))).measures
+    for key, row in OF_DELTA.items():
+        ratios = found[row.name] / found[OF_DELTA_SPREAD[key].name]
+        assert float(ratios.square().mean()) == pytest.approx(1.0, abs=0.25), key
 
 
 @pytest.mark.parametrize(("probs", "named"), [(cut_off, True), (nearest, False), (torch.clone, False)])

@@ -36,7 +36,10 @@ def test_a_planted_fault_is_named(kind: str, head: int | None) -> None:
     if kind == "rounded_head" and head is None:
         pytest.skip("every FlashAttention takes δ from a rounded O in all heads")
     function = by_position(faulty_attention(Fault(kind, head=head, seed=11)))
-    call = call_of(function, inputs(seed=len(kind), factor=3000 if kind == "fp16_overflow" else 1))
+    # By dQ a slope on what rounds δ has a standard error of 0.2 in 64 rows.
+    sequences = 16 if kind == "rounded_delta" else 6
+    factor = 3000 if kind == "fp16_overflow" else 1
+    call = call_of(function, inputs(seed=len(kind), factor=factor, sequences=sequences))
     heads = (1, 2, 3, 4) if head is None else (3,)
     for asked, expected in ((function, kind), (None, WITHOUT_THE_ATTENTION.get(kind, kind))):
         findings = diagnose(call, asked).findings

@@ -41,7 +41,7 @@ class Fault:
 
 KINDS = (
     "none", "delta_bias", "rounded_head", "logsumexp_block", "rounded_denominator", "stale_maximum", "dropped_tile",
-    "random_row", "fp16_overflow",
+    "random_row", "fp16_overflow", "rounded_delta", "other_denominator",
 )  # fmt: skip
 BY_TENSORS = {kind: (kind,) for kind in KINDS} | {
     "logsumexp_block": ("gradients_off",),
@@ -94,6 +94,8 @@ class _Faulty(torch.autograd.Function):
         if ctx.fault.kind == "delta_bias":
             error = ctx.fault.size * grad_out.norm(dim=-1) * out.norm(dim=-1)
             delta = torch.where(chosen[..., 0], delta + error, delta)
+        if ctx.fault.kind == "rounded_delta":
+            delta = torch.where(chosen[..., 0], _bf16(delta), delta)
         grad_s = p * (_kept(grad_out @ values.mT, form) / (1 - form.dropout) - delta[..., None])
         if form.softcap:
             grad_s = grad_s / torch.cosh(raw / form.softcap).square()
@@ -132,6 +134,8 @@ def _forward(q: Tensor, k: Tensor, v: Tensor, form: Form, fault: Fault, chosen: 
         shift = new_shift
     if form.sink is not None:  # a row may have seen no key
         normalizer = normalizer + (form.sink.float()[:, None] - shift).exp().nan_to_num(0.0, 0.0, 0.0)
+    if fault.kind == "other_denominator":  # one more key, whose score is the row's largest
+        normalizer = torch.where(chosen[..., 0], normalizer + 1, normalizer)
     if fault.kind == "rounded_denominator":
         normalizer = torch.where(chosen[..., 0], _bf16(normalizer), normalizer)
     empty = (_scores(torch.zeros_like(scores), form) == -math.inf).all(-1)

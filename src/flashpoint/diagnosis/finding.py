@@ -171,6 +171,20 @@ def mean_and_margin(values: Tensor, identities: Sequence[str]) -> tuple[Tensor, 
     return mean, torch.where(counts >= FEW, limits * (variance / counts).sqrt(), torch.inf)
 
 
+def margin_by_rows(spreads: Tensor, rows: Tensor, identities: Sequence[str]) -> Tensor:
+    """Return the margin [H] of :func:`mean_and_margin` where rows of a sequence are independent.
+
+    Args:
+        spreads: standard errors [N, H] of the values over rows.
+        rows: degrees of freedom [N, H] of these.
+    """
+    different, together = averaged(spreads.square(), identities), averaged(rows, identities).sum(0)
+    counts = (~different.isnan()).sum(0)
+    degrees = together.nan_to_num(1.0).clamp(1, _MOST).long().tolist()
+    limits = spreads.new_tensor([standard_errors(one + 1, len(counts)) for one in degrees])
+    return torch.where(counts >= FEW, limits * different.nansum(0).sqrt() / counts, torch.inf)
+
+
 def surely_off(values: Tensor, identities: Sequence[str], least: Tensor | float) -> Tensor:
     """Return the mean [H] of values [N, H] where it surely is not 0 and at least so large; 0 in other heads."""
     mean, margin = mean_and_margin(values, identities)

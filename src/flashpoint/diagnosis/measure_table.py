@@ -457,6 +457,21 @@ OF_DELTA = {
     for cut in (True, False)
 }
 """By the O of which δ is made, the dtype that holds it, and whether it is cut off, not rounded to nearest."""
+OF_DELTA_SPREAD = {
+    key: Measure(
+        f"{row.name}_spread",
+        f"standard error: {row.label}",
+        pooled="mean where known",
+        sentence=f"Of `{row.name}`, over rows.",
+    )
+    for key, row in OF_DELTA.items()
+}
+"""By the same."""
+OF_DELTA_ROWS = Measure(
+    "delta_of_rows",
+    "rows of a held δ",
+    sentence="How many rows of one size tell such a slope, less the terms beside it.",
+)
 DELTA_ROUNDING = Measure(
     "delta_rounding",
     "δ noise by the rounding of O",

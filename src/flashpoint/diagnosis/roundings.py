@@ -233,6 +233,25 @@ def _slope(error: Tensor, made: Tensor, others: Sequence[Tensor] = ()) -> Tensor
     return torch.where(left > _LEAST_LEFT * size, (made * error).sum(-1) / left, torch.nan)
 
 
+def _slope_by_rows(error: Tensor, made: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return :func:`_slope`, its standard error over rows, and how many rows of one size tell it, less the terms.
+
+    What holding a number in few bits makes is as if drawn at random in each row: rows tell by themselves, however much
+    alike their errors are. The standard error is HC3, which holds where rows err unequally.
+    """
+    leverage, left, rest = torch.zeros_like(error), made, error
+    for other in others:
+        unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
+        leverage, left, rest = leverage + unit.square(), _without(left, other), _without(rest, other)
+    squares = left.square()
+    size = squares.sum(-1, keepdim=True)
+    slope = _slope(error, made, others)
+    leverage = leverage + squares / size.clamp_min(1e-300)
+    rest = (rest - slope[..., None] * left) / (1 - leverage).clamp_min(1e-9)
+    spread = (squares * rest.square()).sum(-1).sqrt() / size[..., 0].clamp_min(1e-300)
+    return slope, spread, size[..., 0].square() / squares.square().sum(-1).clamp_min(1e-300) - len(others) - 1
+
+
 def of_few_bit_scores(call: AttentionCall, found: Tensor, true: Exact, n: int) -> Measures:
     """Return whether O [H, T, d_v] of a sequence is as of scores of few bits, a slope [H] for each of
     :data:`.measure_table.OF_SCORES`: held in the inputs' 16 bits, or BF16 beside inputs of FP32."""
@@ -326,10 +345,15 @@ def of_delta(rounded: RoundedOut, error: Tensor, noise: Tensor, true: Exact) -> 
     for one in beside:
         exactly = _without(exactly, one)
     beside.append(exactly)
+    fewest = rows.sum(-1).double()
     for (of, dtype, cut), row in table.OF_DELTA.items():
         made = weighted(held_in(deltas[of], getattr(torch, dtype), cut) - deltas[of])
-        measured[row.name] = _slope(y, made, beside).where(rows.sum(-1) > len(beside) + 1, torch.nan)
-    return measured
+        slope, spread, count = _slope_by_rows(y, made, beside)
+        fewest = torch.minimum(fewest, count)
+        enough = ~slope.isnan() & (rows.sum(-1) > len(beside) + 1)
+        measured[row.name] = slope.where(enough, torch.nan)
+        measured[table.OF_DELTA_SPREAD[of, dtype, cut].name] = spread.where(enough, torch.nan)
+    return {**measured, table.OF_DELTA_ROWS.name: fewest}
 
 
 def held_in(x: Tensor, dtype: torch.dtype, cut: bool) -> Tensor:

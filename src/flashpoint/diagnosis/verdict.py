@@ -31,6 +31,7 @@ from flashpoint.diagnosis.finding import (
     follows,
     fp32_error,
     maker,
+    margin_by_rows,
     mean_and_margin,
     mean_square,
     ratio_by_chance,
@@ -71,6 +72,7 @@ _OF_DELTA = frozenset(
     (
         *table.GRAD_DELTA.names,
         *(row.name for row in (table.FOLLOWS_OUT, table.DELTA_ROUNDING, table.DELTA_FACTOR, *table.OF_DELTA.values())),
+        *(row.name for row in (table.OF_DELTA_ROWS, *table.OF_DELTA_SPREAD.values())),
     )
 )
 """Measures of δ by dQ."""
@@ -344,15 +346,26 @@ def _held_delta(
 ) -> tuple[Finding | None, Tensor]:
     """Say in which of some heads [H] δ is held in 16 bits, and return them. BF16 comes first: what it makes has what
     FP16 makes in it. Of the ways to hold it in one dtype the slope is largest on that which is so."""
+    none = torch.zeros_like(heads)
+    if table.OF_DELTA_ROWS.name not in measures:
+        return None, none
+    slopes_of_all = {key: _surely_follows(measures, key, identities) * heads for key in table.OF_DELTA}
     for dtype, name in (("bfloat16", "BF16"), ("float16", "FP16")):
-        rows = {key: row for key, row in table.OF_DELTA.items() if key[1] == dtype}
-        slopes = {key: follows(measures, [row], identities)[1] * heads for key, row in rows.items()}
+        slopes = {key: slope for key, slope in slopes_of_all.items() if key[1] == dtype}
         (_, _, cut), largest = max(slopes.items(), key=lambda one: float(one[1].sum()))
         if (found := torch.stack([*slopes.values()]).amax(0) > 0).any():
             how = f"cut off to {name}, not rounded to nearest" if cut else f"rounded to {name}"
             text = f"δ is {how}: its error has slope {float(largest[largest > 0].mean()):.2f} on what that makes"
             return finding("rounded_delta", found, text), found
-    return None, torch.zeros_like(heads)
+    return None, none
+
+
+def _surely_follows(measures: Measures, held: tuple[str, str, bool], identities: Sequence[str]) -> Tensor:
+    """Return the slope [H] of δ's error on what holding it so makes, where it is surely above :data:`.FOLLOWS`; 0 in
+    other heads."""
+    slope = mean_and_margin(measures[table.OF_DELTA[held].name], identities)[0]
+    spreads, rows = measures[table.OF_DELTA_SPREAD[held].name], measures[table.OF_DELTA_ROWS.name]
+    return slope.where(slope - margin_by_rows(spreads, rows, identities) > FOLLOWS, 0.0)
 
 
 def _factor_of_delta(measures: Measures, identities: Sequence[str]) -> Tensor:
