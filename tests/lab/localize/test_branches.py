@@ -81,11 +81,9 @@ class FakeSubject:
         return Trained("exploded" if explodes else "stable", 1010 if explodes else None, norms.tolist())
 
 
-def asked(
-    folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0, per_gpu: int = 1
-) -> list[tuple[str, ...]]:
+def asked(folder: Path, gpus: int = 1, minutes: float | None = None, seconds: float = 0.0) -> list[tuple[str, ...]]:
     folder.mkdir(exist_ok=True)
-    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, minutes, gpus, per_gpu) as branches:
+    with Branches(FakeSubject(seconds=seconds), RunFolder(folder), 200, minutes, gpus) as branches:
         *_, stand = answers(branches, 2)
     return [(one.question, one.verdict, one.evidence) for one in stand]
 
@@ -185,12 +183,9 @@ def test_branches_that_will_be_asked_for_train_while_others_are_waited_for(
                 assert let.wait(60)
             return super().train(attention, start, steps, folder)
 
-    def threads(gpus: int, per_gpu: int) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(gpus * per_gpu)
-
-    monkeypatch.setattr("flashpoint.lab.localize.branches.branch_processes", threads)
+    monkeypatch.setattr("flashpoint.lab.localize.branches.branch_processes", ThreadPoolExecutor)
     now, *later = (Branch(FakeSubject.twin, start, 200) for start in (0, 300, 500))
-    with Branches(Waiting(), RunFolder(tmp_path), 200, None, per_gpu=3) as branches:
+    with Branches(Waiting(), RunFolder(tmp_path), 200, None, gpus=3) as branches:
         branches.ahead([*later, now])
         branches.train([now])
         assert branches.trained == 1
@@ -253,9 +248,8 @@ def test_norms_of_another_model_are_refused(tmp_path: Path, norms: list[list[flo
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("gpus", "per_gpu"), [(2, 1), (1, 2)])
-def test_branches_side_by_side_give_the_same_answers(tmp_path: Path, gpus: int, per_gpu: int) -> None:
-    assert asked(tmp_path, gpus=gpus, per_gpu=per_gpu) == EXPECTED
+def test_branches_side_by_side_give_the_same_answers(tmp_path: Path) -> None:
+    assert asked(tmp_path, gpus=2) == EXPECTED
 
 
 @dataclass(frozen=True)
@@ -277,8 +271,8 @@ def test_a_branch_that_fails_leaves_those_beside_it(tmp_path: Path, capsys: pyte
     subject = Failing(seconds=1.0)
     pair = [Branch(subject.whole, 500, 200), Branch(subject.whole, 300, 200), Branch(subject.whole, 0, 200)]
     with (
-        pytest.raises(UserError, match="lower the model; or give fewer --per-gpu"),
-        Branches(subject, RunFolder(tmp_path), 200, None, per_gpu=2) as branches,
+        pytest.raises(UserError, match="lower the model; or give fewer --gpus"),
+        Branches(subject, RunFolder(tmp_path), 200, None, gpus=2) as branches,
     ):
         branches.train(pair)
     assert "waiting for what trains beside it: 1" in capsys.readouterr().err

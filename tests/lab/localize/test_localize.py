@@ -7,7 +7,6 @@ import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +18,6 @@ from flashpoint.cli.main import main
 from flashpoint.drop_in import variant_of
 from flashpoint.errors import UserError
 from flashpoint.files import CONFIGS
-from flashpoint.lab.cli.localize import side_by_side
 from flashpoint.lab.localize.layers_and_heads import smallest_failing
 from flashpoint.lab.localize.replayed import REMEDIES, ReplayedRun, exact, only_in, rounded_otherwise
 from flashpoint.lab.training.step import OptimizerStep
@@ -27,7 +25,6 @@ from flashpoint.numerics.choices import Rounding
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.folder import RunFolder
-from flashpoint.runs.metric_table import MEMORY
 from tests.conftest import Command
 
 
@@ -214,24 +211,3 @@ def test_what_cannot_be_localised_is_one_line(recorded: Path, monkeypatch: pytes
     monkeypatch.chdir(recorded)
     result = CliRunner().invoke(main, ["localize", "runs/original"])
     assert result.exit_code != 0
-
-
-@pytest.mark.parametrize(
-    ("gpu_gib", "run_gib", "cores", "gpus", "expected"),
-    [
-        (141, 3.0, 16, 1, 6),
-        (141, 3.0, 16, 2, 4),
-        (141, 30.0, 16, 1, 4),  # 31 GiB each
-        (24, 30.0, 16, 1, 1),
-        (24, 3.0, 1, 1, 1),
-        (None, 3.0, 16, 1, 1),
-        (141, None, 16, 1, 1),  # trained on a CPU
-    ],
-)
-def test_as_many_branches_go_side_by_side_as_memory_and_cores_allow(
-    gpu_gib: int | None, run_gib: float | None, cores: int, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("flashpoint.lab.cli.localize.gpu_memory", lambda: gpu_gib and gpu_gib << 30)
-    monkeypatch.setattr("flashpoint.lab.cli.localize.cores", lambda: cores)
-    columns = {} if run_gib is None else {MEMORY.name: (np.array([10, 20]), np.array([1.0, run_gib]))}
-    assert side_by_side(SimpleNamespace(columns=columns), gpus) == expected  # type: ignore[arg-type]

@@ -61,19 +61,16 @@ def recorded(folder: Path, seed: int, failed_at: int) -> Recorded:
     return Recorded(RunFolder(folder), failed_at, trained)
 
 
-@pytest.mark.parametrize("side_by_side", [4, 6])
+@pytest.mark.parametrize("gpus", [4, 6])
 @pytest.mark.parametrize("printed", PRINTED, ids=lambda text: re.findall(r"seed \d+", text)[0])
 def test_the_answers_are_the_printed_ones_whatever_trains_side_by_side(
-    printed: str, side_by_side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    printed: str, gpus: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # One at a time they are asked in rounds, of branches that were not trained here.
-    def threads(gpus: int, per_gpu: int) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(gpus * per_gpu)
-
-    monkeypatch.setattr("flashpoint.lab.localize.branches.branch_processes", threads)
+    monkeypatch.setattr("flashpoint.lab.localize.branches.branch_processes", ThreadPoolExecutor)
     seed, failed_at = (int(re.findall(told, printed)[0]) for told in (r"seed (\d+)", r"onset=(\d+)"))
     subject = recorded(tmp_path, seed, failed_at)
-    with Branches(subject, subject.folder, 300, None, per_gpu=side_by_side) as branches:
+    with Branches(subject, subject.folder, 300, None, gpus) as branches:
         *_, stand = answers(branches, 4)
     rows = re.findall(r"^\| (\w[\w ]*?) +\| (.+?) +\| (.+?) +\|$", printed, re.M)[1:]
     assert len(rows) >= 19

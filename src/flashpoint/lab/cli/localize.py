@@ -12,18 +12,10 @@ from flashpoint.cli.process import importing_pytorch
 from flashpoint.cli.selection import format_option
 from flashpoint.cli.table import Table, show
 from flashpoint.errors import UserError, tell
-from flashpoint.hardware import cores, gpu_memory
-from flashpoint.runs.metric_table import MEMORY
 
 if TYPE_CHECKING:
     from flashpoint.lab.localize.subject import Subject
     from flashpoint.runs.folder import RunFolder
-    from flashpoint.runs.run import Run
-
-_MOST_SIDE_BY_SIDE = 6
-"""From about so many on some branch always computes while others load and compile."""
-_CONTEXT_GIB = 1
-"""What a process takes of a GPU's memory beside PyTorch's tensors."""
 
 
 @click.command("localize")
@@ -37,12 +29,8 @@ _CONTEXT_GIB = 1
     help="Checkpoints to branch from, of twice as many, --steps apart.",
 )
 @click.option("--minutes", type=click.FloatRange(0), help="Begin no branch that would end after so many.")
-@click.option("--gpus", type=click.IntRange(1), default=1, show_default=True, help="To train branches on.")
 @click.option(
-    "--per-gpu",
-    type=click.IntRange(1),
-    help="Branches side by side on a GPU, of which each takes the memory of the run. Default: what memory and cores "
-    "allow, 6 at most; 1 of a watched run.",
+    "--gpus", type=click.IntRange(1), default=1, show_default=True, help="To train branches on, one at a time on each."
 )
 @click.option(
     "--function",
@@ -60,7 +48,6 @@ def command(
     starts: int,
     minutes: float | None,
     gpus: int,
-    per_gpu: int | None,
     function: str | None,
     checkpoints: str | None,
     attention: str | None,
@@ -92,9 +79,7 @@ def command(
     _check_gpus(gpus)
     columns = ("question", "verdict", "evidence")
     stand, seen, started = list[Answer](), set[Answer](), time.monotonic()
-    if per_gpu is None:
-        per_gpu = 1 if function else side_by_side(subject.run, gpus)
-    with Branches(subject, folder, steps, minutes, gpus, per_gpu) as branches:
+    with Branches(subject, folder, steps, minutes, gpus) as branches:
         for stand in answers(branches, starts):
             for answer in [one for one in stand if one not in seen]:
                 evidence = f" ({answer.evidence})" if answer.evidence else ""
@@ -140,12 +125,3 @@ def _check_gpus(gpus: int) -> None:
 
     if gpus > 1 and torch.cuda.device_count() < gpus:
         raise UserError(f"--gpus {gpus}: {torch.cuda.device_count()} are visible; give fewer")
-
-
-def side_by_side(run: Run, gpus: int) -> int:
-    """Return how many branches of a run fit on each GPU, each with two cores."""
-    of_gpu, of_run = gpu_memory(), run.columns.get(MEMORY.name)
-    if of_gpu is None or of_run is None:
-        return 1
-    fit = of_gpu / 2**30 / (float(of_run[1].max()) + _CONTEXT_GIB)
-    return max(1, min(_MOST_SIDE_BY_SIDE, cores() // (2 * gpus), int(fit)))

@@ -48,12 +48,11 @@ class Branches(Generic[A]):
     Args:
         steps: of a branch.
         minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
-        gpus: on which branches train.
-        per_gpu: branches that train side by side on one GPU. A small model leaves it idle for most of a branch, while
-            the attention is compiled.
+        gpus: on which branches train, one at a time on each. Side by side on one they are no faster: a process of its
+            own compiles anew what branches in one process share.
 
     Attributes:
-        side_by_side: branches that train at a time, a process each; a single one trains in this process.
+        gpus: branches that train at a time, a process each; a single one trains in this process.
         checkpoints: the steps from which a branch can start, in order. They lie after the warm-up of the learning rate,
             in which norms of every head grow, and a branch ends before the run's failure.
 
@@ -68,7 +67,6 @@ class Branches(Generic[A]):
         steps: int,
         minutes: float | None,
         gpus: int = 1,
-        per_gpu: int = 1,
     ) -> None:
         self.subject, self.steps, self._folder = subject, steps, folder
         run = subject.run
@@ -83,7 +81,7 @@ class Branches(Generic[A]):
         self._until = None if minutes is None else time.monotonic() + 60 * minutes
         self._known = {branch.key: branch for branch in folder.read_branches()}
         self._seconds = max((one.seconds / one.steps for one in self._known.values()), default=0.0)
-        self.side_by_side, self._gpus, self._per_gpu = gpus * per_gpu, gpus, per_gpu
+        self.gpus = gpus
         self._pool: ProcessPoolExecutor | None = None
         self._ahead: list[Branch[A]] = []
         self._running: dict[Future[tuple[Trained, float]], tuple[str, Branch[A]]] = {}
@@ -94,8 +92,8 @@ class Branches(Generic[A]):
         with contextlib.ExitStack() as held:
             held.enter_context(self._folder.localizing())
             held.push(self._clear)
-            if self.side_by_side > 1:
-                self._pool = held.enter_context(branch_processes(self._gpus, self._per_gpu))
+            if self.gpus > 1:
+                self._pool = held.enter_context(branch_processes(self.gpus))
             self._held = held.pop_all()
         return self
 
@@ -159,7 +157,7 @@ class Branches(Generic[A]):
         under_way = {key for key, _ in self._running.values()}
         waiting, late, failed = [key for key in missing if key not in under_way], False, list[Exception]()
         while not missing.keys() <= self._known.keys() or ((late or failed) and self._running):
-            while waiting and len(self._running) < self.side_by_side and not late and not failed:
+            while waiting and len(self._running) < self.gpus and not late and not failed:
                 late = self._late(missing[waiting[0]].steps)
                 if not late:
                     key = waiting.pop(0)
@@ -182,21 +180,20 @@ class Branches(Generic[A]):
             raise OutOfTimeError
 
     def _begin_ahead(self) -> None:
-        while self._ahead and len(self._running) < self.side_by_side and not self._late(self._ahead[0].steps):
+        while self._ahead and len(self._running) < self.gpus and not self._late(self._ahead[0].steps):
             branch = self._ahead.pop(0)
             key = self._key(branch)
             if key not in self._known and all(key != one for one, _ in self._running.values()):
                 self._begin(branch, key)
 
     def _told(self, error: Exception, branch: Branch[A]) -> Exception:
-        fewer = "give fewer --per-gpu" if self._per_gpu > 1 else "give fewer --gpus"
         if isinstance(error, BrokenProcessPool):
             return UserError(
                 f"{self._folder.path}: a process died in a branch from step {branch.start:,}, for want of memory "
-                f"perhaps; {fewer}; the same command goes on from here"
+                f"perhaps; give fewer --gpus; the same command goes on from here"
             )
-        if self.side_by_side > 1 and "memory of device" in str(error):
-            return UserError(f"{error}; or {fewer}")
+        if self.gpus > 1 and "memory of device" in str(error):
+            return UserError(f"{error}; or give fewer --gpus")
         return error
 
     def _late(self, steps: int) -> bool:

@@ -92,7 +92,7 @@ def smallest(parts: Parts[A], measure: Measure[A], alone: dict[Part, Effect]) ->
     found = [one for one, effect in alone.items() if effect.grows]
     if found and grows(found):
         return found
-    if measure.branches.side_by_side > 1:
+    if measure.branches.gpus > 1:
         measure.prepare([parts.only([one]) for one in parts.every])
     return list(smallest_failing(parts.every, grows))
 

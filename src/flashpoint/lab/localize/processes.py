@@ -15,13 +15,12 @@ from flashpoint.hardware import cores, visible_gpus
 from flashpoint.lab.data.workers import follow_parent, worker_processes
 
 
-def branch_processes(gpus: int, per_gpu: int) -> AbstractContextManager[ProcessPoolExecutor]:
-    """Return processes that see one GPU each, so many on every GPU."""
+def branch_processes(gpus: int) -> AbstractContextManager[ProcessPoolExecutor]:
+    """Return processes that see one GPU each."""
     names = multiprocessing.get_context("spawn").SimpleQueue()
-    for name in per_gpu * visible_gpus(gpus):
+    for name in visible_gpus(gpus):
         names.put(name)
-    count = gpus * per_gpu
-    return worker_processes(count, _start, names, max(1, cores() // count))
+    return worker_processes(gpus, _start, names, max(1, cores() // gpus))
 
 
 def _start(names: Any, threads: int) -> None:

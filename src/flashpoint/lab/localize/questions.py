@@ -60,7 +60,7 @@ class _Asking(Generic[A]):
 
     def answers(self, wanted: int) -> Iterator[list[Answer]]:
         """Yield :attr:`stand`, whenever it is another."""
-        branches, more = self._branches, self._branches.side_by_side
+        branches, more = self._branches, self._branches.gpus
         if branches.failed_at is not None:
             newest = _before(branches, branches.failed_at)[-1]
             branches.ahead([_to_the_horizon(branches, branches.failed_at, branches.subject.twin, newest)])
