@@ -112,7 +112,7 @@ class _GradientOfL(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, Tensor, None]:
         (lacking,) = ctx.saved_tensors
-        return grad_out, -(grad_out.float() * lacking.float()).sum(-1), None
+        return grad_out, -(grad_out * lacking.float()).sum(-1), None
 
 
 class _OfFA4(torch.autograd.Function):
