@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import STOCHASTIC, DeltaError
+from flashpoint.numerics.production import PRODUCTION
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases, warm
 from tests.conftest import REPOSITORY, environment
@@ -26,6 +27,16 @@ STOCHASTIC_OUT = AttentionVariant(name="stochastic", out=STOCHASTIC)
 def qkv(dtype: torch.dtype = torch.bfloat16, heads: int = 2) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(2, heads, 20, 16, generator=generator).to(dtype).to(DEVICE) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", [*PRODUCTION, "flex_fixed", "fa4_fixed"])
+def test_an_attention_that_cannot_run_on_a_cpu_is_one_line(name: str) -> None:
+    q, k, v = (x.cpu().requires_grad_() for x in qkv())
+    if name in ("sdpa", "sdpa_math", "sdpa_flash"):  # PyTorch computes these on a CPU
+        attention(q, k, v, variant=name).sum().backward()
+        return
+    with pytest.raises(ValueError, match=rf"^variant={name}: (trains on a GPU alone|needs \S+); .*variant='sdpa'$"):
+        attention(q, k, v, variant=name)
 
 
 def key_of(step: int) -> Tensor:

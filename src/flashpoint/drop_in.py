@@ -22,6 +22,7 @@ from flashpoint.numerics.choices import heads_in
 from flashpoint.numerics.layout import Form, constant_where_traced, form_of, is_eager
 from flashpoint.numerics.named import variant_named
 from flashpoint.numerics.passes import Passes
+from flashpoint.numerics.production import why_absent
 from flashpoint.numerics.variant import ROUNDING_POINTS, AttentionVariant, in_front, kernel_in
 from flashpoint_kernels.codes import BF16_BITS, HEAD_SIZES, STREAM_UNIT
 
@@ -130,8 +131,10 @@ def _decided(
     query, key, value = (Form(*form) for form in forms)
     _check(query, key, value, enable_gqa)
     _check_choices(chosen, layer, scale)
-    d = query.shape[-1]
-    alone = kernel_in(chosen, layer) == "flash" and not in_front(chosen, layer).stabilizes
+    d, kernel = query.shape[-1], kernel_in(chosen, layer)
+    if kernel != "flash" and (why := why_absent(kernel, query.device)):
+        raise ValueError(f"variant={chosen.name}: {why}, or variant='sdpa'")
+    alone = kernel == "flash" and not in_front(chosen, layer).stabilizes
     if not alone or d not in HEAD_SIZES or key.shape != query.shape:
         return None
     return dispatch.direct_passes(query, chosen.key, layer, causal, d**-0.5 if scale is None else scale)

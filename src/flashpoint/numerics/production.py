@@ -323,8 +323,8 @@ def production_attention(
     return PRODUCTION[kernel].call(q, k, v, is_causal, scale, *(() if mask is None else (mask,)))
 
 
-def why_missing(kernel: str, device: torch.device) -> str:
-    """Return why a production attention does not train on a device and what to do; nothing where it may."""
+def why_absent(kernel: str, device: torch.device) -> str:
+    """Return what a production attention lacks on a device and what to do, or nothing; it is not called."""
     attention = PRODUCTION[kernel]
     try:
         version(attention.package)
@@ -332,7 +332,14 @@ def why_missing(kernel: str, device: torch.device) -> str:
         return f"needs {attention.package}; pip install {attention.package}"
     if attention.needs_gpu and device.type != "cuda":
         return "trains on a GPU alone; take a machine with one"
-    return "" if attention.package == "torch" else _why_it_fails(kernel, device)
+    return ""
+
+
+def why_missing(kernel: str, device: torch.device) -> str:
+    """Return why a production attention does not train on a device and what to do; nothing where it may."""
+    if why := why_absent(kernel, device):
+        return why
+    return "" if PRODUCTION[kernel].package == "torch" else _why_it_fails(kernel, device)
 
 
 @cache
