@@ -24,9 +24,10 @@ from tests.conftest import Command, environment, train_command, wait_until
 from tests.records import MANIFEST
 
 pytestmark = pytest.mark.slow
+STEPS = 60
 LONG = (
-    "train.steps=150", "checkpoints.interval=10", "train.checksum_interval=25", "train.eval_interval=75",
-    "probes.weights_interval=10", "probes.attention_interval=10",
+    f"train.steps={STEPS}", "checkpoints.interval=4", "train.checksum_interval=10", "train.eval_interval=30",
+    "probes.weights_interval=4", "probes.attention_interval=4",
 )  # fmt: skip
 KILLS = 5
 
@@ -48,8 +49,10 @@ def undisturbed(text_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def test_killed_at_random_instants_it_ends_with_the_same_digest(
     undisturbed: Path, text_file: Path, train: Command
 ) -> None:
+    longer = (*LONG, "train.steps=150")  # no kill is to come after its end
+    train(*longer, "run_name=unkilled", cwd=undisturbed).check_returncode()
     rng = random.Random(0)
-    command = train_command(*LONG, "run_name=killed", tiny=True, text_file=text_file)
+    command = train_command(*longer, "run_name=killed", tiny=True, text_file=text_file)
     tape = undisturbed / "runs/killed/tape.bin"
     kills = 0
     while kills < KILLS:
@@ -69,14 +72,14 @@ def test_killed_at_random_instants_it_ends_with_the_same_digest(
         result = train("resume=killed", tiny=False, cwd=undisturbed)
         assert result.returncode == 0, result.stderr
     assert kills == KILLS
-    whole, killed = (outcome(undisturbed / "runs" / name) for name in ("whole", "killed"))
+    whole, killed = (outcome(undisturbed / "runs" / name) for name in ("unkilled", "killed"))
     for name in ("digest", "chain_digest", "weights_digest", "tape_digest", "step"):
         assert whole[name] == killed[name], name
     manifest = json.loads((undisturbed / "runs/killed/manifest.json").read_text())
     assert 0 < len(manifest["resumed"]) <= kills
     losses = [
         [json.loads(line) for line in (undisturbed / f"runs/{name}/metrics.jsonl").open() if '"loss"' in line]
-        for name in ("whole", "killed")
+        for name in ("unkilled", "killed")
     ]
     assert losses[0] == losses[1]
 
@@ -94,11 +97,11 @@ def test_after_a_power_loss_it_ends_with_the_same_digest(undisturbed: Path, trai
         lost.with_suffix(".safetensors").unlink()
     kept = int(re.findall(r"\d+", checkpoints[last].name)[0])
     lines = (run / "metrics.jsonl").read_bytes().splitlines(keepends=True)
-    tape, steps = Tape.read(run / "tape.bin"), 150
+    tape = Tape.read(run / "tape.bin")
     record = 4 * tape.records[0].size + 8
     synchronised = {
         "chain.bin": 8 + 24 * kept,
-        "tape.bin": (run / "tape.bin").stat().st_size - record * (steps - kept),
+        "tape.bin": (run / "tape.bin").stat().st_size - record * (STEPS - kept),
         "metrics.jsonl": sum(len(line) for line in lines if json.loads(line)["step"] < kept),
     }
     for name, size in synchronised.items():
@@ -143,11 +146,11 @@ def test_a_damaged_checkpoint_is_told_and_the_one_before_it_used(undisturbed: Pa
 
 
 def test_from_step_goes_on_bit_for_bit_and_another_attention_branches(undisturbed: Path, train: Command) -> None:
-    again = train("replay=whole", "from_step=103", "run_name=rewound", tiny=False, cwd=undisturbed)
+    again = train("replay=whole", "from_step=43", "run_name=rewound", tiny=False, cwd=undisturbed)
     assert again.returncode == 0, again.stderr
-    (line,) = [line for line in again.stderr.splitlines() if line.startswith("from_step=103")]
+    (line,) = [line for line in again.stderr.splitlines() if line.startswith("from_step=43")]
     step = int(re.findall(r"\d+", line)[-1])
-    assert step <= 103
+    assert step <= 43
     whole, rewound = (outcome(undisturbed / "runs" / name) for name in ("whole", "rewound"))
     for name in ("digest", "chain_digest", "tape_digest", "step"):
         assert whole[name] == rewound[name], name
@@ -178,7 +181,7 @@ def test_a_branch_killed_before_its_first_checkpoint_starts_where_it_branched_of
     """After its first steps, and before its tape was there."""
     branch, killed = undisturbed / "runs/branched", undisturbed / f"runs/killed_branch_{len(left)}"
     if not branch.exists():
-        parts = ("replay=whole", "from_step=143", "attn=flash_stochastic", f"run_name={branch.name}")
+        parts = ("replay=whole", "from_step=57", "attn=flash_stochastic", f"run_name={branch.name}")
         assert train(*parts, tiny=False, cwd=undisturbed).returncode == 0
     shutil.copytree(branch, killed)
     for path in killed.iterdir():
@@ -194,15 +197,15 @@ def test_a_branch_killed_before_its_first_checkpoint_starts_where_it_branched_of
 
 def test_a_branch_whose_beginning_is_gone_is_refused(undisturbed: Path, tmp_path: Path) -> None:
     branch = RunFolder(tmp_path / "branch")
-    manifest = {**MANIFEST, "parent": {"run": str(undisturbed / "runs/whole"), "from_step": 7}}
+    manifest = {**MANIFEST, "parent": {"run": str(undisturbed / "runs/whole"), "from_step": 3}}
     branch.path.mkdir()
     branch.manifest.write_text(json.dumps(manifest))
-    with pytest.raises(UserError, match=r"branched off at step 7, of which .*whole no longer has a whole checkpoint;"):
+    with pytest.raises(UserError, match=r"branched off at step 3, of which .*whole no longer has a whole checkpoint;"):
         starting_point(Config(), {}, branch, None)
 
 
 def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, train: Command) -> None:
-    swept = ("-m", "replay=runs/whole", "from_step=145", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
+    swept = ("-m", "replay=runs/whole", "from_step=58", "attn=flash_fp32,flash_delta_pdp", "runs_dir=branches")
     result = train(*swept, tiny=False, cwd=undisturbed)
     assert result.returncode == 0, result.stderr
     runs = list((undisturbed / "branches").glob("[!.]*"))
@@ -210,42 +213,42 @@ def test_many_branches_leave_one_checkpoint_in_one_command(undisturbed: Path, tr
     assert len(runs) == len({outcome(run)["digest"] for run in runs}) == 2
     assert parents[0] == parents[1]
     assert parents[0]["run"] == "runs/whole"
-    assert 0 < parents[0]["from_step"] <= 145
+    assert 0 < parents[0]["from_step"] <= 58
 
 
 def test_without_a_learning_rate_a_branch_keeps_the_weights_of_its_checkpoint(
     undisturbed: Path, train: Command
 ) -> None:
-    frozen = ("replay=whole", "from_step=140", "attn=flash_stochastic", "train.lr=0", "run_name=frozen")
+    frozen = ("replay=whole", "from_step=56", "attn=flash_stochastic", "train.lr=0", "run_name=frozen")
     result = train(*frozen, tiny=False, cwd=undisturbed)
     assert result.returncode == 0, result.stderr
     saved = {
         step: load_file(undisturbed / f"runs/{name}/checkpoints/step-{step:09}.safetensors")
-        for name, step in (("whole", 140), ("frozen", 150))
+        for name, step in (("whole", 56), ("frozen", STEPS))
     }
-    weights = [name for name in saved[140] if name.startswith("model/")]
+    weights = [name for name in saved[56] if name.startswith("model/")]
     assert weights
-    assert all(torch.equal(saved[140][name], saved[150][name]) for name in weights)
+    assert all(torch.equal(saved[56][name], saved[STEPS][name]) for name in weights)
     losses = [json.loads(line).get("loss") for line in (undisturbed / "runs/frozen/metrics.jsonl").open()]
-    assert len(set(filter(None, losses))) == 10
+    assert len(set(filter(None, losses))) == STEPS - 56
 
 
 def test_running_means_of_keys_are_repeated_resumed_and_branched_bit_for_bit(
     undisturbed: Path, text_file: Path, train: Command
 ) -> None:
-    shifted = (*LONG, "train.steps=30", "model.shift_keys=running", "run_name=shifted")
+    shifted = (*LONG, "train.steps=12", "model.shift_keys=running", "run_name=shifted")
     whole = train(*shifted, "probes.attention=[delta_error,deviation]", "probes.targets=unrounded", cwd=undisturbed)
     assert whole.returncode == 0, whole.stderr
-    checkpoint = undisturbed / "runs/shifted/checkpoints/step-000000010.safetensors"
+    checkpoint = undisturbed / "runs/shifted/checkpoints/step-000000004.safetensors"
     means = {name: mean for name, mean in load_file(checkpoint).items() if name.endswith("key_mean")}
     assert len(means) == 2
     assert all(mean.abs().min() > 0 for mean in means.values())
     without_probes = ("probes.attention_interval=0", "train.eval_interval=7")
-    for name, arguments in (("again", without_probes), ("branch", ("from_step=10", *without_probes)), ("on", ())):
+    for name, arguments in (("again", without_probes), ("branch", ("from_step=4", *without_probes)), ("on", ())):
         result = train("replay=shifted", f"run_name=shifted-{name}", *arguments, tiny=False, cwd=undisturbed)
         assert result.returncode == 0, result.stderr
     (undisturbed / "runs/shifted-on/outcome.json").unlink()
-    for late in (undisturbed / "runs/shifted-on/checkpoints").glob("step-000000030*"):
+    for late in (undisturbed / "runs/shifted-on/checkpoints").glob("step-000000012*"):
         late.unlink()
     resumed = train("resume=shifted-on", tiny=False, cwd=undisturbed)
     assert resumed.returncode == 0, resumed.stderr
@@ -262,10 +265,10 @@ def test_a_complete_run_goes_on_with_more_steps(undisturbed: Path, train: Comman
     shutil.copytree(undisturbed / "runs/whole", undisturbed / "runs/longer")
     refused = train("resume=longer", tiny=False, cwd=undisturbed)
     assert refused.returncode == 2
-    assert "the run is complete (stable at step 150)" in refused.stderr
-    longer = train("resume=longer", "train.steps=160", tiny=False, cwd=undisturbed)
+    assert f"the run is complete (stable at step {STEPS})" in refused.stderr
+    longer = train("resume=longer", "train.steps=64", tiny=False, cwd=undisturbed)
     assert longer.returncode == 0, longer.stderr
-    in_one_go = train(*LONG, "train.steps=160", "train.decay_steps=150", "run_name=long", cwd=undisturbed)
+    in_one_go = train(*LONG, "train.steps=64", f"train.decay_steps={STEPS}", "run_name=long", cwd=undisturbed)
     assert in_one_go.returncode == 0, in_one_go.stderr
     digests = [outcome(undisturbed / "runs" / name)["digest"] for name in ("longer", "long")]
     assert digests[0] == digests[1]
