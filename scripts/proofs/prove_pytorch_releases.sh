@@ -18,7 +18,7 @@ unset PYTHONPATH
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-1}
 own_run=(tests/watching tests/diagnosis tests/cli/test_diagnose.py tests/cli/test_diagnose_advice.py
   tests/test_detector.py tests/test_early_warning.py tests/test_other_softmax.py tests/test_quantiles.py tests/test_user_code.py)
-reference=(tests/numerics tests/test_drop_in.py tests/test_drop_in_use.py)
+reference=(tests/numerics tests/test_drop_in.py tests/test_drop_in_transformers.py tests/test_drop_in_use.py)
 kernels='^import triton|numerics import .*launch|from flashpoint_kernels\.(rounding|residual)|numerics\.(compilations|test_kernels)'
 laboratory='^from flashpoint\.lab|^from tests\.(composed|records)|^from (hydra|pyarrow)'
 

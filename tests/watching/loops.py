@@ -13,6 +13,7 @@ from flashpoint.cli.run_words import open_run
 from flashpoint.runs.run import Run
 from flashpoint.watching.loop import Watch
 
+Project = Callable[[Tensor], Tensor]
 Step = Callable[[nn.Module, int, Watch], Any]
 """Makes a step of that number, from 0, and tells the watch."""
 
@@ -45,6 +46,49 @@ class Pair(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.second(self.first(x))
+
+
+class Heads(nn.Module):
+    """Causal attention of heads of 8 features; q, k and v are made by three modules."""
+
+    def __init__(self, q: nn.Module, k: nn.Module, v: nn.Module, change: Project | None = None) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.change = q, k, v, change
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (made(x).unflatten(-1, (-1, 8)).transpose(1, 2) for made in (self.q, self.k, self.v))
+        if self.change is not None:
+            q, k = self.change(q), self.change(k)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
+        return attended.transpose(1, 2).flatten(2).square().mean()
+
+
+def rotated(x: Tensor) -> Tensor:
+    """Return queries or keys with rotary positions: features 0 and 4, 1 and 5, … turn together."""
+    angle = torch.arange(x.shape[2])[:, None] / 100 ** (torch.arange(4) / 4)
+    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
+    one, other = x.chunk(2, -1)
+    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
+
+
+class Quantised(Tensor):
+    """As a package has it that knows few operations and no norm: a tensor made of another one."""
+
+    @staticmethod
+    def __new__(cls, whole: Tensor) -> "Quantised":
+        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)
+        return made
+
+    def __init__(self, whole: Tensor) -> None:
+        self.whole = whole
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].whole)
+        if func is torch.ops.aten.t.default:
+            return args[0].whole.t()
+        raise NotImplementedError(func)
 
 
 def beside_the_first_line(told: str) -> str:

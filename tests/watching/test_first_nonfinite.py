@@ -18,6 +18,7 @@ import flashpoint
 from flashpoint.cli.main import main
 from flashpoint.runs.folder import RunFolder
 from flashpoint.runs.outcome import NonfiniteOrigin
+from tests.watching.loops import Quantised
 
 HEADS, FAILS = 4, 3
 ATTEND = [f"{__name__}:attend"]
@@ -481,24 +482,6 @@ def test_the_last_step_of_a_loop_counts(tmp_path: Path) -> None:
     (origin,) = train(tmp_path, "backward q 2", head=3, steps=FAILS + 1)
     assert place_of(origin) == (FAILS, "backward", ("dQ",), 2, (3,))
     assert origin.lasting
-
-
-class Quantised(Tensor):
-    """As a package has it that knows nothing of norms: a tensor made of others."""
-
-    @staticmethod
-    def __new__(cls, whole: Tensor) -> Quantised:
-        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)
-        return made
-
-    def __init__(self, whole: Tensor) -> None:
-        self.whole = whole
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].whole)
-        raise NotImplementedError(func)
 
 
 def test_quantised_weights_leave_the_look_at_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,5 @@
 """Which matrices make the queries and keys of each head, in models of others: found, or told that there are none."""
 
-import sys
-import types
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,40 +9,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from flashpoint.early_warning import Sentinel
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from flashpoint.watching.projections import ProjectedGradients, Projection
-from tests.watching.loops import Block, Pair, loop, spectral_norms
+from tests.watching.loops import Block, Heads, Pair, Project, loop, rotated, spectral_norms
 
-Project = Callable[[Tensor], Tensor]
 NONE_FOUND = "norms of W_Q and W_K are not logged"
-
-
-class Heads(nn.Module):
-    """Causal attention of heads of 8 features; q, k and v are made by three modules."""
-
-    def __init__(self, q: nn.Module, k: nn.Module, v: nn.Module, change: Project | None = None) -> None:
-        super().__init__()
-        self.q, self.k, self.v, self.change = q, k, v, change
-
-    def forward(self, x: Tensor) -> Tensor:
-        q, k, v = (made(x).unflatten(-1, (-1, 8)).transpose(1, 2) for made in (self.q, self.k, self.v))
-        if self.change is not None:
-            q, k = self.change(q), self.change(k)
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=q.shape[1] != k.shape[1])
-        return attended.transpose(1, 2).flatten(2).square().mean()
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Return queries or keys with rotary positions: features 0 and 4, 1 and 5, … turn together."""
-    angle = torch.arange(x.shape[2])[:, None] / 100 ** (torch.arange(4) / 4)
-    cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
-    one, other = x.chunk(2, -1)
-    return torch.cat([one * cos - other * sin, one * sin + other * cos], -1)
 
 
 def normed_and_rotated(x: Tensor) -> Tensor:
@@ -288,70 +261,6 @@ def test_of_two_matrices_for_tokens_of_two_kinds_the_larger_norm_counts(tmp_path
         np.testing.assert_allclose(run.columns[metric][1][0, :, 0], np.maximum(*norms), rtol=1e-2)
 
 
-class LoraLayer(nn.Module):
-    """What PEFT's has, as far as it is asked: a stand-in, for PEFT is not installed here."""
-
-    def __init__(self, dora: bool) -> None:
-        super().__init__()
-        self.base_layer = nn.Linear(32, 32).requires_grad_(False)
-        self.lora_A = nn.ModuleDict({"mine": nn.Linear(32, 4, bias=False)})
-        self.lora_B = nn.ModuleDict({"mine": nn.Linear(4, 32, bias=False)})
-        lengths = nn.Module()
-        lengths.weight = nn.Parameter(1 + torch.rand(32))
-        self.lora_magnitude_vector = nn.ModuleDict({"mine": lengths} if dora else {})
-        self.use_dora, self.active_adapters = {"mine": dora}, ["mine"]
-        self.lora_variant = {"mine": DoraLinearVariant()} if dora else {}
-        self.merged = self.disable_adapters = False
-
-    def get_base_layer(self) -> nn.Module:
-        return self.base_layer
-
-    def get_delta_weight(self, name: str) -> Tensor:
-        return 2 * self.lora_B[name].weight @ self.lora_A[name].weight
-
-    def effective(self) -> Tensor:
-        whole = self.base_layer.weight + self.get_delta_weight("mine")
-        if not self.use_dora["mine"]:
-            return whole
-        return self.lora_magnitude_vector["mine"].weight[:, None] * whole / whole.detach().norm(dim=1, keepdim=True)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.use_dora["mine"]:
-            return F.linear(x, self.effective(), self.base_layer.bias)
-        added = self.lora_B["mine"](F.dropout(self.lora_A["mine"](x), 0.1))
-        return self.base_layer(x) + 2 * added
-
-
-class DoraLinearVariant:
-    """PEFT has a class of this name."""
-
-
-@pytest.mark.parametrize("dora", [False, True])
-def test_what_an_adapter_of_peft_adds_is_counted_in(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dora: bool
-) -> None:
-    """Nothing before it has a gradient, so the graph does not show the frozen matrix."""
-    monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", types.SimpleNamespace(LoraLayer=LoraLayer))
-    model = Heads(LoraLayer(dora), nn.Linear(32, 32), nn.Linear(32, 32), rotated)
-    run = loop(tmp_path, model, steps=2)
-    q = model.q
-    np.testing.assert_allclose(run.columns["w_q_spectral_norm"][1][0, :, 1], spectral_norms(q.effective()), rtol=1e-2)
-    assert not np.allclose(spectral_norms(q.effective()), spectral_norms(q.base_layer.weight), rtol=1e-2)
-
-
-def test_another_kind_of_adapter_of_peft_is_not_taken_for_a_low_rank_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Some route tokens or draw noise."""
-    monkeypatch.setitem(sys.modules, "peft.tuners.lora.layer", types.SimpleNamespace(LoraLayer=LoraLayer))
-    adapted = [LoraLayer(dora=False) for _ in range(3)]
-    for one in adapted:
-        one.lora_variant = {"mine": types.SimpleNamespace()}
-    run = loop(tmp_path, Heads(*adapted), steps=2)
-    assert "w_q_spectral_norm" not in run.columns
-    assert "adapter of PEFT that adds no matrix" in capsys.readouterr().err
-
-
 def test_a_layer_whose_queries_are_no_product_leaves_the_others_watched(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -372,54 +281,6 @@ def test_a_layer_whose_queries_are_no_product_leaves_the_others_watched(
     assert "W_Q of layer 1 is not known" in told
     assert "q of layer 1 (first) is made of a parameter [1, 4, 5, 8] without a product" in told
     np.testing.assert_allclose(judged[0], [[np.nan] * 4, norms], rtol=1e-3)
-
-
-@pytest.mark.parametrize("made_by", [weight_norm, spectral_norm])
-def test_a_weight_that_is_computed_is_told_as_such_and_not_asked_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], made_by: Callable[[nn.Module], nn.Module]
-) -> None:
-    """It was told to be a parameter without a product. Who asks for a weight of spectral_norm changes it."""
-    weights = []
-    for interval in (1, 100):
-        torch.manual_seed(0)
-        model = Pair()
-        made_by(model.first.qkv)
-        loop(tmp_path, model, weights_interval=interval, interval=interval)
-        weights.append(model.state_dict())
-    assert (
-        "q of layer 1 (first) is made by a weight that torch.nn.utils.parametrize computes" in capsys.readouterr().err
-    )
-    torch.testing.assert_close(*weights, rtol=0, atol=0)
-
-
-class Quantised(Tensor):
-    """As a package has it that knows few operations: a tensor made of another one."""
-
-    @staticmethod
-    def __new__(cls, whole: Tensor) -> "Quantised":
-        made: Quantised = torch.Tensor._make_wrapper_subclass(cls, whole.shape, dtype=whole.dtype)
-        return made
-
-    def __init__(self, whole: Tensor) -> None:
-        self.whole = whole
-
-    @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is torch.ops.aten.detach.default:
-            return cls(args[0].whole)
-        if func is torch.ops.aten.t.default:
-            return args[0].whole.t()
-        raise NotImplementedError(func)
-
-
-def test_a_weight_of_a_class_of_its_own_is_told_as_such(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    heads = Heads(*(nn.Linear(32, 32, bias=False) for _ in range(3)))
-    for one in (heads.q, heads.k):
-        one.weight = nn.Parameter(Quantised(one.weight.detach()), requires_grad=False)
-    loop(tmp_path, nn.Sequential(nn.Linear(32, 32), heads), steps=2)
-    told = capsys.readouterr().err
-    assert "is made by a weight of a class of its own" in told
-    assert "failed" not in told
 
 
 def test_the_three_matrices_of_a_multi_head_attention_are_found(tmp_path: Path) -> None:
