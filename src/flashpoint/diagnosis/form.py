@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flashpoint.errors import counted
+
 CLOSED = -65_504.0
 """A bias of this or less closes a pair: the least number of FP16, or −∞."""
 TENSORS = ("bias", "mask", "sink", "kept")
@@ -66,8 +68,23 @@ class Form:
             *([] if self.is_causal else ["without a causal mask"]),
             *([f"a soft cap of {self.softcap:g}"] if self.softcap else []),
             *([f"dropout {self.dropout:g}"] if self.dropout else []),
-            *(f"a {name}" for name in ("bias", "mask", "sink") if name in self.tensors),
+            *(["a bias"] if self.bias is not None else []),
+            *(
+                [f"a window of {counted('key', self.window)}" if self.window else "a mask"]
+                if self.mask is not None
+                else []
+            ),
+            *(["a sink"] if self.sink is not None else []),
         ]
+
+    @property
+    def window(self) -> int | None:
+        """How many keys a query sees at most, its own as the last one; None where the mask says something else."""
+        if self.mask is None or not self.is_causal or self.mask.shape[:2] != (1, 1):
+            return None
+        seen = self.mask[0, 0].tril()
+        keys = int(seen[-1].sum())
+        return keys if torch.equal(seen, torch.ones_like(seen).tril().triu(1 - keys)) else None
 
     @property
     def can_close_rows(self) -> bool:

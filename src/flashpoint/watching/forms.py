@@ -58,7 +58,11 @@ _CAPS = tuple(name for name in CAPS if name not in _UNREAD)
 
 
 class _Unlike(LeftOut):
-    """O is not what the options say."""
+    """O is not what the options say, which make these forms."""
+
+    def __init__(self, why: str, forms: Sequence[Form]) -> None:
+        super().__init__(why)
+        self.forms = forms
 
 
 def scale_of(given: Mapping[str, Any], q: Tensor) -> float:
@@ -144,7 +148,7 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
         with contextlib.suppress(_Unlike):
             return _among(each, here, call, dropped, closely=True)
     each = [joined(some) for some in itertools.product(causal, *readings)]
-    scale = scale_of(here, call.q)
+    scale, has_scale = scale_of(here, call.q), any(name in here for name in _SCALES)
     exchanged = f"O is softmax(QKᵀ·scale)V of tensors {'[B, H, T, d]; leave out' if by_token else '[B, T, H, d]; give'}"
     try:
         found = _among(each, here, call, dropped, closely=bool(unknown))
@@ -154,11 +158,13 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
         if unknown:
             meaning = f"what {' and '.join(unknown)} means is not known; give it by one of these names"
             raise LeftOut(f"{why}, and {meaning}: {KNOWN}") from None
+        if own := _untold(why.forms, call, has_scale):
+            return own
         layout = "tensors that take no @bthd" if by_token else "tensors that need @bthd"
         raise LeftOut(f"{why}: perhaps {layout}, a mask or a scale inside, or a fault") from None
     if found.is_plain and not _is_plain(call, scale, exchanged=False) and _is_plain(call, scale, exchanged=True):
         raise LeftOut(f"{exchanged} @bthd in functions=")
-    return found
+    return _untold([found], call, has_scale) or found
 
 
 _READ = {
@@ -224,8 +230,19 @@ def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely:
         raise LeftOut(f"{DROPOUT}{dropped.remedy}")
     if found is None:
         expected = list(dict.fromkeys(map(_described, forms)))
-        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(expected[:3])}")
+        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(expected[:3])}", forms)
     return found
+
+
+def _untold(forms: Sequence[Form], call: SeenCall, has_scale: bool) -> Form | None:
+    """Return the first form that has another scale, which the call was not told, or another window, as O shows it."""
+    from flashpoint.watching.untold import with_scale, with_window  # few loops name a function
+
+    tensors = [call.q, call.k, call.v, call.out]
+    scaled = (found for form in forms if not has_scale and (found := with_scale(form, tensors)))
+    if (one := next(scaled, None)) or agreeing(forms, tensors, closely=True):
+        return one
+    return next((found for form in forms if (found := with_window(form, tensors))), None)
 
 
 def _is_plain(call: SeenCall, scale: float, *, exchanged: bool) -> bool:

@@ -1,0 +1,120 @@
+"""Attentions written by hand whose scale or window no option tells: O does."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from flashpoint.diagnosis.verdict import Diagnosis, diagnose
+from flashpoint.watching.captures import read_calls
+from flashpoint.watching.loop import Watch
+from tests.watching.loops import loop
+
+SIZE, TOKENS = 16, 40
+
+
+def softmax(q: Tensor, k: Tensor, v: Tensor, scale: Tensor | float, keys: int = TOKENS) -> Tensor:
+    """Causal, of as many keys; ``scale`` may be [H, 1, 1]."""
+    groups = q.shape[1] // k.shape[1]
+    k, v = (x.repeat_interleave(groups, 1) for x in (k, v))
+    seen = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool).tril().triu(1 - keys)
+    return (scale * q @ k.mT).masked_fill(~seen, -math.inf).softmax(-1) @ v
+
+
+def written(q: Tensor, k: Tensor, v: Tensor, window: int | None = None) -> Tensor:
+    return _inside(q, k, v)
+
+
+_inside: Callable[[Tensor, Tensor, Tensor], Tensor] = softmax  # type: ignore[assignment]
+
+
+class Model(nn.Module):
+    """Two layers of 4 heads that share 2 of keys, whose scores are of a size with their scale."""
+
+    def __init__(self, of_scores: float, window: int | None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.ModuleList((nn.Linear(32, 128), nn.Linear(64, 32))) for _ in range(2))
+        self.of_scores, self.window = of_scores, window
+
+    def forward(self, x: Tensor) -> Tensor:
+        for qkv, out in self.layers:
+            heads = qkv(x).unflatten(-1, (8, SIZE)).transpose(1, 2)
+            q, k, v = heads.split((4, 2, 2), 1)
+            x = x + out(written(self.of_scores * q, k, v, window=self.window).transpose(1, 2).flatten(2))
+        return x
+
+
+def step(model: nn.Module, _number: int, watched: Watch) -> None:
+    watched.capture(sequences=0)
+    x = torch.randn(3, TOKENS, 32)
+    loss = model(x).square().mean()
+    loss.backward()
+    watched.step(loss, x)
+
+
+def diagnosed(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    attention: Callable[[Tensor, Tensor, Tensor], Tensor],
+    *,
+    of_scores: float = 1.0,
+    window: int | None = None,
+) -> tuple[list[Diagnosis], tuple[str, ...]]:
+    """Return the diagnosis of each layer that a watch has recorded, and why others were not."""
+    monkeypatch.setattr(f"{__name__}._inside", attention)
+    model = Model(of_scores, window)
+    run = loop(folder, model, step, steps=1, functions=[f"{__name__}:written"])
+    calls = read_calls(folder / "own") if (folder / "own/captures").exists() else []
+    return [diagnose(call) for call in calls], run.manifest.not_recorded
+
+
+@pytest.mark.parametrize("of_scores", [0.02, 1.0, 8.0])
+@pytest.mark.parametrize("scale", [1.0, 1 / SIZE, SIZE**0.5, 144**-0.5, 10.0])
+def test_a_scale_that_a_model_means_is_told_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: float, of_scores: float
+) -> None:
+    """A forgotten one, muP's, one that multiplies, Gemma's of another size, cosine attention's. O hardly depends on it
+    where scores are small, and all of dQ is off by another."""
+    found, missed = diagnosed(
+        tmp_path, monkeypatch, lambda q, k, v: softmax(q, k, v, scale), of_scores=of_scores / scale * SIZE**-0.5
+    )
+    assert missed == ()
+    for one in found:
+        assert one.findings == ()
+        assert one.call.form.scale == scale
+        assert one.otherwise_called == [f"scale {scale:.3g}, where 1/√d is 0.25,"]
+
+
+@pytest.mark.parametrize(("told", "keys"), [(16, 15), (16, 17), (16, 18), (None, 7), (None, 38)])
+def test_a_window_of_another_size_is_told_and_no_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: int | None, keys: int
+) -> None:
+    found, missed = diagnosed(
+        tmp_path, monkeypatch, lambda q, k, v: softmax(q, k, v, SIZE**-0.5, keys), of_scores=3.0, window=told
+    )
+    assert missed == ()
+    assert [(one.findings, one.otherwise_called) for one in found] == [((), [f"a window of {keys} keys"])] * 2
+
+
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [(12.34, "O is of scale 12.3, which"), (torch.tensor([0.3, 0.5, 0.8, 1.3])[:, None, None], "in its heads, or has")],
+)
+def test_a_learned_temperature_leaves_the_call_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Tensor | float, told: str
+) -> None:
+    """It is not known to all digits, and an error of it looks like one of δ."""
+    found, missed = diagnosed(tmp_path, monkeypatch, lambda q, k, v: softmax(q, k, v, scale), of_scores=0.5)
+    assert found == []
+    assert all(told in reason for reason in missed)
+    assert missed
+
+
+def test_another_scale_in_one_head_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    factor = torch.tensor([1.0, 1.0, 1.25, 1.0])[:, None, None]
+    found, _ = diagnosed(tmp_path, monkeypatch, lambda q, k, v: softmax(q, k, v, factor * SIZE**-0.5), of_scores=3.0)
+    assert [[(each.kind, each.heads) for each in one.findings] for one in found] == [[("other_scores", (3,))]] * 2
