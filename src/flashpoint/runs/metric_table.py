@@ -48,11 +48,6 @@ class Metric:
         """Return the name under which a metric of tensors is written for one of them."""
         return f"{self.name}/{tensor}"
 
-    def tensor_of(self, written: str) -> str | None:
-        """Return the tensor that a written name is of; None where it is of another metric."""
-        name, slash, tensor = written.partition("/")
-        return tensor if slash and name == self.name else None
-
 
 @dataclass(frozen=True)
 class DeltaErrorMetrics:

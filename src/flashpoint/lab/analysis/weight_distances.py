@@ -67,28 +67,22 @@ class Distance:
     spread: float
 
 
-def apart(run: Run, tensor: str = ALL_TENSORS) -> Apart:
+def apart(run: Run) -> Apart:
     """Return the distances of a run that was measured against another (``probes.weights_against``).
 
     Raises:
-        UserError: it was not, or has no such tensor.
+        UserError: it was not.
     """
     twin = run.manifest.twin
     if twin is None:
         raise UserError(f"{run.where}: not measured against another run; train it with probes.weights_against=RUN")
-    if WEIGHTS_LARGEST.of_tensor(tensor) not in run.columns:
-        known = ", ".join(tensors(run)) or "none"
-        raise UserError(f"{run.where}: no weights of {tensor} were measured, or kept; it has {known}")
-    steps, largest = run.columns[WEIGHTS_LARGEST.of_tensor(tensor)]
-    run.check_together(*(one.of_tensor(tensor) for one in (WEIGHTS_LARGEST, WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD)))
-    wasserstein, spread = (run.columns[metric.of_tensor(tensor)][1] for metric in (WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD))
-    seed, (_, corpus) = run.seed, seed_and_corpus(run)
-    return Apart(run.where, twin.differs_in, seed, corpus, steps + 1, largest, wasserstein, spread)
-
-
-def tensors(run: Run) -> list[str]:
-    """Return the names of the tensors that were measured, in order of the file; :data:`.ALL_TENSORS` among them."""
-    return [tensor for name in run.columns if (tensor := WEIGHTS_LARGEST.tensor_of(name))]
+    names = [metric.of_tensor(ALL_TENSORS) for metric in (WEIGHTS_LARGEST, WEIGHTS_WASSERSTEIN, WEIGHTS_SPREAD)]
+    if names[0] not in run.columns:
+        raise UserError(f"{run.where}: has no {names[0]}; give a run that measured it")
+    run.check_together(*names)
+    steps = run.columns[names[0]][0]
+    distances = [run.columns[name][1] for name in names]
+    return Apart(run.where, twin.differs_in, run.seed, seed_and_corpus(run)[1], steps + 1, *distances)
 
 
 def by_difference(found: Sequence[Apart]) -> dict[str, list[Apart]]:

@@ -10,19 +10,16 @@ import click
 from flashpoint.cli.selection import answered, ended_runs, format_option, provenance, runs_argument
 from flashpoint.cli.table import Cell, Table, show
 from flashpoint.errors import UserError, notify
-from flashpoint.lab.analysis.weight_distances import Apart, Distance, apart, by_difference, last_common_step, tensors
+from flashpoint.lab.analysis.weight_distances import Apart, Distance, apart, by_difference, last_common_step
 from flashpoint.lab.cli.interval_cells import plus_minus, ratio
-from flashpoint.lab.cli.shared_options import figures_option, refuse_given, tell_of_texts
-from flashpoint.runs.metric_table import ALL_TENSORS
-from flashpoint.runs.run import Run
+from flashpoint.lab.cli.shared_options import figures_option, tell_of_texts
 
 _FORM = ".2e"
 _FURTHER = ("over the spread", "W₁ over the spread", "p of W₁ ∝ step^p")
-"""Columns of a table by kind that few ask for."""
-_TAKEN = {"kind": ("at", "tensor", "controls"), "step": ("tensor",), "tensor": ("at",)}
+"""Columns that few ask for."""
 
 
-def by_kind(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence[str]) -> Table:
+def table(groups: Mapping[str, Sequence[Apart]], step: int, controls: Sequence[str]) -> Table:
     """Return a row for each thing that runs differ in, with the distances after ``step`` steps, and over controls'."""
     columns = ["differs in", "pairs", "largest difference", _FURTHER[0], "W₁", *_FURTHER[1:]]
     columns += [f"W₁ over that of {control}" for control in controls]
@@ -64,51 +61,18 @@ def _over_control(ratios: Sequence[float], pairs: int) -> Cell:
     return Cell({**cell.value, "n": len(ratios)}, f"{cell.text}, n = {len(ratios)}")
 
 
-def by_step(groups: Mapping[str, Sequence[Apart]]) -> Table:
-    """Return a row for each thing and each step at which all its runs were measured."""
-    rows = []
-    for kind, members in groups.items():
-        common = set(members[0].steps.tolist()).intersection(*(one.steps.tolist() for one in members))
-        for step in sorted(common):
-            found = [one.at(step) for one in members]
-            largest, wasserstein = ([getattr(one, name) for one in found] for name in ("largest", "wasserstein"))
-            rows.append([kind, len(members), step, plus_minus(largest, _FORM), plus_minus(wasserstein, _FORM)])
-    return Table(("differs in", "pairs", "after steps", "largest difference", "W₁"), rows)
-
-
-def by_tensor(runs: Sequence[Run], step: int) -> Table:
-    """Return a row for each thing and tensor."""
-    rows = []
-    for tensor in tensors(runs[0]):
-        for kind, members in by_difference([apart(run, tensor) for run in runs]).items():
-            found = [one.at(step) for one in members]
-            told = [_over_spread(found, name) for name in ("largest", "wasserstein")]
-            rows.append([tensor, kind, len(members), *told])
-    columns = ("tensor", "differs in", "pairs", "largest difference over the spread", "W₁ over the spread")
-    return Table(columns, rows, f"after {step:,} steps")
-
-
 @click.command("weights")
 @runs_argument
-@click.option(
-    "--by", "rows", type=click.Choice(["kind", "step", "tensor"]), default="kind", show_default=True,
-    help="What has a row.",
-)  # fmt: skip
 @click.option("--at", type=click.IntRange(1), metavar="STEPS", help="Default: the last that all runs have.")
-@click.option("--tensor", metavar="NAME", help=f"A tensor of the model.  [default: {ALL_TENSORS} of them]")
 @click.option(
     "--control", "controls", multiple=True, metavar="DIFFERENCE",
-    help="With --by kind: what the others' W₁ is divided by, by seed and data; repeatable.",
+    help="What the others' W₁ is divided by, by seed and data; repeatable.",
 )  # fmt: skip
 @figures_option("both distances over steps")
 @format_option
-@click.pass_context
 def command(
-    context: click.Context,
     words: tuple[str, ...],
-    rows: str,
     at: int | None,
-    tensor: str | None,
     controls: tuple[str, ...],
     folder: Path | None,
     form: str,
@@ -125,21 +89,14 @@ def command(
 
     --control DIFFERENCE: the table's name of a difference, e.g. "initial weights".
     """
-    refuse_given(context, f"--by {rows}", {"at", "tensor", "controls"}.difference(_TAKEN[rows]))
     runs = ended_runs(words)
-    answers = answered(runs, lambda run: apart(run, tensor or ALL_TENSORS))
+    answers = answered(runs, apart)
     runs, found = [run for run, _ in answers], [one for _, one in answers]
     groups = by_difference(found)
     for control in controls:
         if control not in groups:
             raise UserError(f"--control {control}: these runs differ in {'; '.join(groups)}; give one of them")
-    if rows == "step":
-        table = by_step(groups)
-    elif rows == "tensor":
-        table = by_tensor(runs, at or last_common_step(found))
-    else:
-        table = by_kind(groups, at or last_common_step(found), controls)
-    show(table, form, provenance(runs))
+    show(table(groups, at or last_common_step(found), controls), form, provenance(runs))
     tell_of_texts([runs], "distance")
     if folder:
         from flashpoint.lab.report.weight_figures import write_figures
