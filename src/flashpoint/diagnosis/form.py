@@ -157,10 +157,6 @@ class Form:
         """Return the form of some heads of queries."""
         return self._changed(lambda name, x: x[queries] if name == "sink" else x if x.shape[1] == 1 else x[:, queries])
 
-    def copied(self, sequences: int) -> Form:
-        """Return the form with copies of its tensors, of the first sequences."""
-        return self._changed(lambda name, x: (x if name == "sink" else x[:sequences]).detach().clone())
-
     def to(self, device: torch.device) -> Form:
         """Return the form with its tensors on a device."""
         return self._changed(lambda _name, x: x.to(device))

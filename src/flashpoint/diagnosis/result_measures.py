@@ -36,6 +36,7 @@ BF16 = 2**-9
 FP16_STEP = 2**-24
 """How far FP16's numbers lie apart below its smallest normal number, 2^-14."""
 FP16_MAX = 65_504.0
+_GRADIENTS = {"grad_q": table.GRAD_Q, "grad_k": table.GRAD_K, "grad_v": table.GRAD_V}
 
 
 def of_results(
@@ -52,38 +53,16 @@ def of_results(
     A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where an O is off by more than
     :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
     """
-    from flashpoint.diagnosis.factors import factor_of_grad_q  # a loop that is watched does without
-    from flashpoint.diagnosis.roundings import of_delta, of_logsumexp
+    from flashpoint.diagnosis.roundings import of_delta  # a loop that is watched does without
 
     measured: Measures = {}
-    heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
-    nonfinite = torch.zeros(heads, longest, dtype=torch.bool, device=true.out.device)  # of queries or of keys
     delta_error = None if results.grad_q is None else delta_error_of(results.grad_q[n].double(), true)
     if rounded is not None:
-        here = ~rounded.out.isfinite().all(-1)
-        nonfinite[:, : here.shape[1]] |= here
-        measured[table.NONFINITE_OUT.name] = here.double().sum(-1)
+        measured[table.NONFINITE_OUT.name] = (~rounded.out.isfinite().all(-1)).double().sum(-1)
         measured |= _of_returned_out(call, rounded, true, n, declared)
-    for name, rows in (("grad_q", table.GRAD_Q), ("grad_k", table.GRAD_K), ("grad_v", table.GRAD_V)):
-        if (returned := getattr(results, name)) is None:
-            continue
-        found, of_keys = finite_part(returned[n]), name in ("grad_k", "grad_v")
-        here, repeats = ~returned[n].double().isfinite().all(-1), call.groups if of_keys else 1
-        nonfinite[:, : here.shape[1]] |= here.repeat_interleave(repeats, 0)
-        wanted = _of_keys(getattr(true, name), call) if of_keys else true.grad_q
-        errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
-        if name == "grad_q":
-            measured |= of_grad_q(found, true)
-            measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
-            measured |= of_logsumexp(found, true)
-            errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true)
-        if name == "grad_k" and delta_error is not None:
-            by_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
-            unexplained = (found - wanted - _of_keys(by_delta, call)).norm(dim=(-2, -1))
-            # Where PK almost cancels, the rounding of dQ looks like a large error of δ, which dK does not have.
-            errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
-        size = _size(name, wanted, call, true)
-        measured |= {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
+    for name in _GRADIENTS:
+        if (returned := getattr(results, name)) is not None:
+            measured |= _of_gradient(name, finite_part(returned[n]), call, true, n, delta_error)
     if true.softcap:
         measured |= of_cap(call, true, n)
     if call.q.dtype == call.grad_out.dtype == torch.float16:
@@ -93,7 +72,46 @@ def of_results(
         measured[table.GRAD_DELTA_ROUNDING.name] = _rounding_of_grad_q(noise, true)
         if rounded is not None:
             measured |= of_delta(rounded, delta_error, noise, true)
-    return {**measured, table.NONFINITE.name: nonfinite.double().sum(-1)}
+    return {**measured, table.NONFINITE.name: _rows_not_finite(call, results, rounded, true, n)}
+
+
+def _rows_not_finite(call: AttentionCall, results: Results, rounded: RoundedOut | None, true: Exact, n: int) -> Tensor:
+    """Return of how many queries or keys [H] some result of a sequence holds NaN or infinity."""
+    heads, longest = len(true.out), max(true.q.shape[1], true.k.shape[1])
+    places = torch.zeros(heads, longest, dtype=torch.bool, device=true.out.device)
+    returned = [] if rounded is None else [(rounded.out, 1)]
+    for name in _GRADIENTS:
+        if (of_all := getattr(results, name)) is not None:
+            returned.append((of_all[n].double(), 1 if name == "grad_q" else call.groups))
+    for found, repeats in returned:
+        here = ~found.isfinite().all(-1)
+        places[:, : here.shape[1]] |= here.repeat_interleave(repeats, 0)
+    return places.double().sum(-1)
+
+
+def _of_gradient(
+    name: str, found: Tensor, call: AttentionCall, true: Exact, n: int, delta_error: Tensor | None
+) -> Measures:
+    """Return the measures of a sequence's dQ, dK or dV, [H] each; ``delta_error`` [H, T] is what dQ tells of δ's."""
+    from flashpoint.diagnosis.factors import factor_of_grad_q
+    from flashpoint.diagnosis.roundings import of_logsumexp
+
+    rows, of_queries = _GRADIENTS[name], name == "grad_q"
+    wanted = true.grad_q if of_queries else _of_keys(getattr(true, name), call)
+    measured: Measures = {}
+    errors = {rows.error: (found - wanted).norm(dim=(-2, -1))}
+    if of_queries:
+        measured |= of_grad_q(found, true)
+        measured[table.GRAD_Q_FACTOR.name] = factor_of_grad_q(found, true)
+        measured |= of_logsumexp(found, true)
+        errors[table.GRAD_Q_UNEXPLAINED] = _unexplained_grad_q(found, true)
+    if name == "grad_k" and delta_error is not None:
+        by_delta = -call.form.scale * (true.slopes.mT @ (delta_error[..., None] * call.q[n].double()))
+        unexplained = (found - wanted - _of_keys(by_delta, call)).norm(dim=(-2, -1))
+        # Where PK almost cancels, the rounding of dQ looks like a large error of δ, which dK does not have.
+        errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
+    size, repeats = _size(name, wanted, call, true), 1 if of_queries else call.groups
+    return measured | {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
 
 
 def _of_returned_out(
@@ -175,16 +193,16 @@ def of_grad_q(found: Tensor, true: Exact) -> Measures:
 def of_fp16(call: AttentionCall, true: Exact, n: int) -> Measures:
     """Return what FP16 makes of a sequence's gradients, [H] each, however exact the sums are."""
     grad_scores = _fp16(true.grad_scores_of(_fp16(true.grad_out @ true.v.mT), _delta(call, true, n)))
-    found = (
-        ("grad_q", table.GRAD_Q, _fp16(call.form.scale * (grad_scores @ true.k))),
-        ("grad_k", table.GRAD_K, _fp16(_of_keys(call.form.scale * (grad_scores.mT @ true.q), call))),
-        ("grad_v", table.GRAD_V, _fp16(_of_keys(true.grad_v, call))),
-    )
+    found = {
+        "grad_q": _fp16(call.form.scale * (grad_scores @ true.k)),
+        "grad_k": _fp16(_of_keys(call.form.scale * (grad_scores.mT @ true.q), call)),
+        "grad_v": _fp16(_of_keys(true.grad_v, call)),
+    }
     errors: Measures = {}
-    for name, rows_of_table, gradient in found:
+    for name, gradient in found.items():
         wanted, repeats = (true.grad_q, 1) if name == "grad_q" else (_of_keys(getattr(true, name), call), call.groups)
         error = (gradient - wanted).norm(dim=(-2, -1)) / _size(name, wanted, call, true)
-        errors[rows_of_table.fp16.name] = error.repeat_interleave(repeats, 0)
+        errors[_GRADIENTS[name].fp16.name] = error.repeat_interleave(repeats, 0)
     rows = (true.grad_out_norm > 0).sum(-1) * call.q.shape[-1]
     return {**errors, table.GRAD_OUT_SIZE.name: (true.grad_out_norm.square().sum(-1) / rows).sqrt()}
 

@@ -153,37 +153,40 @@ def diagnose(
         call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="")
     probed = probe(function, call) if function else None
     differing = differing_rows(function, call, results)
-    told_dropout, call = call.form.dropout, with_scale_of_dropout(call, results.out)
-    told_sink, call = call.form.sink, with_sink(call, results.out)
-    if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
-        call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
+    told, call = call.form, _as_its_out_tells(call, results.out)
     compared = Results(results.out) if call.other_gradients else results
-    measures = measured(call, compared, probed, declared)
-    identities = identities_of(call)
+    measures, identities = measured(call, compared, probed, declared), identities_of(call)
     bias = DeltaBias.of(measures, identities, call.step, sample)
     if not call.is_of_out_alone:  # by dQ, an error of what came to the other output cannot be told from one of δ
         measures, bias = {name: of for name, of in measures.items() if name not in _OF_DELTA}, None
     factors = factors_of(measures, identities)
-    hidden = factors.of_rounding & (bias is not None and bias.of_grad_q)
-    returned = results if function else dataclasses.replace(results, grad_k=given.grad_k, grad_v=given.grad_v)
-    if one := nonfinite(call, returned, measures, maker(call.layer)):
-        findings = [one]
-    elif lost := lost_logsumexp(call, compared, maker(call.layer)):
-        findings = [lost]
-    else:
-        findings = _findings(call, measures, bias, probed, factors, identities, differing, declared is not None)
-    sink = sink_finding(call, maker(call.layer)) if told_sink is None else None
+    finding, returned = maker(call.layer), results
+    if function is None:
+        returned = dataclasses.replace(results, grad_k=given.grad_k, grad_v=given.grad_v)
+    alone = nonfinite(call, returned, measures, finding) or lost_logsumexp(call, compared, finding)
+    alone = alone or _large_fault(call, measures, probed, factors, identities, differing)
+    findings = [alone] if alone else _findings(call, measures, bias, factors, identities, declared is not None)
+    if told.sink is None and (sink := sink_finding(call, finding)):
+        findings.insert(0, sink)
     with_gradient = 0 if empty is None else int((empty & (given.grad_out != 0).any(-1)).sum())
     return Diagnosis(
-        call=dataclasses.replace(call, form=dataclasses.replace(call.form, dropout=told_dropout)),
+        call=dataclasses.replace(call, form=dataclasses.replace(call.form, dropout=told.dropout)),
         measures=measures,
         bias=bias,
         probed=probed is not None,
-        hidden=hidden,
-        findings=(*([sink] if sink else []), *findings),
+        hidden=factors.of_rounding & (bias is not None and bias.of_grad_q),
+        findings=tuple(findings),
         empty_rows=(0 if empty is None else int(empty.sum()), with_gradient),
         with_keys=bool(with_gradient) and results.grad_k is None and given.grad_k is not None,
     )
+
+
+def _as_its_out_tells(call: AttentionCall, out: Tensor) -> AttentionCall:
+    """Return the call with the scale of dropout and the sink that its O tells of."""
+    call = with_sink(with_scale_of_dropout(call, out), out)
+    if call.form.sink is not None and call.grad_logsumexp is not None:  # whether L counts the sink in, nobody says
+        call = dataclasses.replace(call, grad_logsumexp=None, other_gradients="L beside a sink")
+    return call
 
 
 def delta_finding(layer: int, bias: DeltaBias | None) -> Finding | None:
@@ -221,30 +224,39 @@ def _of_heads(
     return found
 
 
-def _findings(
+def _large_fault(
     call: AttentionCall,
     measures: Measures,
-    bias: DeltaBias | None,
     probed: Probed | None,
     factors: Factors,
     identities: Sequence[str],
     differing: Tensor,
-    declares: bool,
-) -> list[Finding]:
-    """Return the findings of finite results. One that makes nonsense of the others is returned alone."""
+) -> Finding | None:
+    """Return the finding of finite results that makes nonsense of finer ones."""
     finding = maker(call.layer)
     if (heads := differing.any(-1).any(0)).any():
         rows = int(differing.sum())
-        return [finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")]
-    large_faults = (
+        return finding("random_row", heads, f"a second call on the same inputs returns {rows:,} rows that differ")
+    faults = (
         other_denominator(measures, identities, factors, finding),
         wrong_weights(call, measures, probed, factors, finding),
         rounded_logsumexp(measures, identities, finding),
         wrong_rows(measures, factors, call.groups, finding),
         fp16_underflow(measures, finding),
     )
-    if named := next((one for one in large_faults if one), None):
-        return [named]
+    return next((one for one in faults if one), None)
+
+
+def _findings(
+    call: AttentionCall,
+    measures: Measures,
+    bias: DeltaBias | None,
+    factors: Factors,
+    identities: Sequence[str],
+    declares: bool,
+) -> list[Finding]:
+    """Return the findings of results without a large fault."""
+    finding = maker(call.layer)
     declared = explained(measures) if declares else torch.zeros_like(factors.either)
     dead = (measures[table.DEAD_ROWS.name].mean(0) > DEAD_ROWS) & ~factors.account
     told_apart = ~dead & (fp32_error(measures) < FP32_COARSE)  # beyond, P̄ of the largest score is not 1
@@ -265,15 +277,24 @@ def _findings(
     found += factor_findings(factors, measures, finding)
     if not declares:
         fine = ~of_length & ~factors.of_scores & told_apart
-        of_scores, slope = follows(measures, table.OF_SCORES.values(), identities)
-        rough, cut = fine & _out_errs(measures), fine & cut_off(measures, identities)
-        found.append(_coarse_rounding(call, measures, rough, finding))
-        found.append(_rounded_scores(slope.where(fine & ~rough & ~cut, 0.0), finding))
-        found.append(_cut_off(measures, cut, finding))
-        found.append(_rounded_sums(measures, fine & ~rough & ~of_scores & ~cut, identities, finding))
+        found += _out_of_roundings(call, measures, fine, identities, finding)
     of_rows = _rounded_denominator(measures, of_length, finding)
     found += [of_rows or _rounded_head(following, finding), _dead(measures, dead, finding)]
     return [one for one in found if one is not None]
+
+
+def _out_of_roundings(
+    call: AttentionCall, measures: Measures, heads: Tensor, identities: Sequence[str], finding: Make
+) -> list[Finding | None]:
+    """Say which roundings O of some heads [H] has beside those of P̄ and of itself."""
+    of_scores, slope = follows(measures, table.OF_SCORES.values(), identities)
+    rough, cut = heads & _out_errs(measures), heads & cut_off(measures, identities)
+    return [
+        _coarse_rounding(call, measures, rough, finding),
+        _rounded_scores(slope.where(heads & ~rough & ~cut, 0.0), finding),
+        _cut_off(measures, cut, finding),
+        _rounded_sums(measures, heads & ~rough & ~of_scores & ~cut, identities, finding),
+    ]
 
 
 def _length_errs(measures: Measures) -> Tensor:
