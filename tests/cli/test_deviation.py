@@ -98,15 +98,6 @@ def test_fp64_deviates_by_its_own_rounding_only_and_has_no_ratio() -> None:
     assert {row["RMS ratio"] for row in turned["tables"][1]["rows"]} == {None}
 
 
-def test_blocks_follow_from_sram_as_in_flashattention() -> None:
-    """M/4d of 4,096 bytes: 16 numbers in FP32 and 32 in BF16 at d = 16; B_r is at most d, and B_c at most T."""
-    arguments = ("--sram", "4096", "--precision", "fp32,bf16", "--of", "O")
-    found = values("deviation", *SMALL, *arguments, "--length", "32")
-    assert [row["B_r × B_c"] for row in found] == ["16 × 16", "16 × 16", None, "16 × 32", "16 × 32", None]
-    assert values("deviation", *SMALL, "--sram", "300", "--of", "O")[0]["B_r × B_c"] == "3 × 3"
-    assert values("deviation", *SMALL, *arguments)[3]["B_r × B_c"] == "16 × 16"
-
-
 def test_a_ratio_sets_the_distances_from_golden_against_each_other() -> None:
     result = call("deviation", *SMALL, "--of", "O", "--format", "json")
     table, ratios = json.loads(result.stdout)["tables"]
@@ -329,8 +320,6 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["--length", "256,-1"], "-1: give numbers of tokens, e.g. 128,256"),
         (["--block", "64"], "64: give B_r x B_c, queries and keys of a tile, e.g. 64x64,128x32"),
         (["--block", "0x64"], "0x64: give B_r x B_c"),
-        (["--sram", "1"], "--sram 1: holds no number of bf16, which takes 2 bytes"),
-        (["--sram", "64", "--block", "4x4"], "--sram: takes no --block"),
         (["--of", "O,S"], "S: give some of O, L, δ (or delta), dQ, dK, dV"),
         (["--unit", "percent"], "percent: give some of absolute, relative, ulps"),
         (["--seeds", "0"], "Invalid value for '--seeds'"),
@@ -339,7 +328,7 @@ def test_what_is_not_finite_is_counted_and_shown(tmp_path: Path) -> None:
         (["--block", "8x8,8x17"], "--block 8x17: wider than 16 tokens; give at most 16x16"),
         (["--head-size", "8,x"], "x: give numbers of features, e.g. 64,128"),
         (["sdpa:math", "--of", "L"], "--of L: sdpa:math tell none of these"),
-        (["sdpa:math", "--block", "4x4"], "--block and --sram: only of the engine flash"),
+        (["sdpa:math", "--block", "4x4"], "--block: only of the engine flash"),
         (["sdpa:math", "--accumulate", "fp32"], "--accumulate: only of the engines flash and baseline"),
         (["sdpa:cudnn"], "sdpa:cudnn: trains on a GPU alone"),
         (["flex"], "flex: trains on a GPU alone"),

@@ -11,13 +11,12 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from flashpoint.lab.data import prepare as preparation
 from flashpoint.lab.data.prepare import prepare
 from flashpoint.lab.data.shards import Job
-from flashpoint.lab.data.tokenizer import Tokenizer, load_bpe, train_bpe
+from flashpoint.lab.data.tokenizer import Tokenizer, train_bpe
 from flashpoint.lab.data.tokens import TokenDataset, open_tokens
 from tests.conftest import environment
 from tests.lab.data.texts import DOCUMENTS, assert_refused, bytes_of, config, decoded, write_jsonl
@@ -30,10 +29,8 @@ def jsonl(tmp_path: Path) -> Path:
 
 def test_tokens_decode_to_the_documents_in_order(jsonl: Path, tmp_path: Path) -> None:
     dataset = prepare(config(jsonl, tmp_path / "data"))
-    tokenizer = load_bpe(dataset.path / "tokenizer.json")
-    tokens = np.concatenate([dataset.train, dataset.val])
-    assert decoded(tokens, tokenizer) == DOCUMENTS
-    assert len(dataset.val) == round(0.1 * len(tokens))
+    assert decoded(dataset) == DOCUMENTS
+    assert len(dataset.val) == round(0.1 * (len(dataset.train) + len(dataset.val)))
 
 
 def test_text_that_changes_while_it_is_prepared_is_refused(

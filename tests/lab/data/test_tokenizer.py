@@ -34,6 +34,7 @@ def test_a_trained_tokenizer_is_the_same_in_every_process(tmp_path: Path) -> Non
 def test_byte_level_bpe_round_trips_any_text(tmp_path: Path) -> None:
     train_bpe(DOCUMENTS, 300, tmp_path / "tokenizer.json")
     tokenizer = load_bpe(tmp_path / "tokenizer.json")
+    of_library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     assert tokenizer.vocab_size == 300
     generator = random.Random(0)
     points = [point for point in range(0x110000) if not 0xD800 <= point < 0xE000]
@@ -49,7 +50,7 @@ def test_byte_level_bpe_round_trips_any_text(tmp_path: Path) -> None:
     for text, ids in zip(samples, tokenizer.encode_documents(samples), strict=True):
         assert ids[-1] == tokenizer.end_of_text == 299
         assert (ids[:-1] < 299).all()
-        assert tokenizer.decode(ids.tolist()) == text
+        assert of_library.decode(ids[:-1].tolist()) == text
 
 
 def _nasty_texts() -> list[str]:
@@ -111,7 +112,7 @@ def test_the_library_never_gets_a_large_document_whole() -> None:
         return [[0] * len(piece) for piece in batch]
 
     document = "one line of a file\n" * 1_000_000
-    (ids,) = Tokenizer(2, 1, encode, lambda _: "").encode_documents([document])
+    (ids,) = Tokenizer(2, 1, encode).encode_documents([document])
     assert len(ids) == len(document) + 1
     assert max(given) < len(document) / 4
 

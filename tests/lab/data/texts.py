@@ -5,11 +5,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 
 from flashpoint.errors import UserError
 from flashpoint.lab.config import DataConfig
 from flashpoint.lab.data.prepare import prepare
-from flashpoint.lab.data.tokenizer import Tokenizer
+from flashpoint.lab.data.tokens import TokenDataset
 
 DOCUMENTS = [
     f"document {n}: " + "the second layer explodes, " * (n % 7 + 1) + "naïve Ω <|endoftext|>" for n in range(300)
@@ -36,11 +37,12 @@ def config(path: Path, root: Path, **changes: object) -> DataConfig:
     return DataConfig(**{**settings, "workers": 1, **changes})  # type: ignore[arg-type]
 
 
-def decoded(tokens: np.ndarray, tokenizer: Tokenizer) -> list[str]:
-    ends = np.flatnonzero(tokens == tokenizer.end_of_text)
-    return [tokenizer.decode(piece[piece != tokenizer.end_of_text].tolist()) for piece in np.split(tokens, ends + 1)][
-        :-1
-    ]
+def decoded(prepared: TokenDataset) -> list[str]:
+    """The documents in both files, by the library that made the tokenizer."""
+    bpe = tokenizers.Tokenizer.from_file(str(prepared.path / "tokenizer.json"))
+    tokens, end_of_text = np.concatenate([prepared.train, prepared.val]), bpe.get_vocab_size()
+    pieces = np.split(tokens, np.flatnonzero(tokens == end_of_text) + 1)
+    return [bpe.decode(piece[piece != end_of_text].tolist()) for piece in pieces][:-1]
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

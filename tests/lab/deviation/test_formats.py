@@ -98,7 +98,6 @@ def test_limits_are_those_of_the_standards() -> None:
     ):
         assert FORMATS[name].largest == largest
         assert FORMATS[name].ulp(torch.zeros(1, dtype=torch.float64)).item() == smallest
-    assert [FORMATS[name].bytes for name in ("fp64", "fp32", "tf32", "bf16", "e4m3")] == [8, 4, 4, 2, 1]
     assert FORMATS["bf16"].ulp(torch.tensor([1.0, -1.99, 2.0, math.inf], dtype=torch.float64)).tolist() == [
         2.0**-7, 2.0**-7, 2.0**-6, 2.0**120,
     ]  # fmt: skip

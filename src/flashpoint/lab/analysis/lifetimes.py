@@ -8,6 +8,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any
@@ -20,15 +21,13 @@ from flashpoint.lab.build_config import keys
 from flashpoint.lab.stored_config import trained_config
 from flashpoint.numerics.effective import effective_choices
 from flashpoint.quantiles import CONFIDENCE
+from flashpoint.runs.metric_table import W_Q_NORM
+from flashpoint.runs.recovery import RISE, lasting, recovery
 from flashpoint.runs.run import Run
 from flashpoint.schema import EXPERIMENT
 
 if TYPE_CHECKING:
     from scipy.stats import CensoredData
-from contextlib import suppress
-
-from flashpoint.runs.metric_table import W_Q_NORM
-from flashpoint.runs.recovery import RISE, lasting, recovery
 
 _EPS = 1e-9  # the shares are products of fractions
 FEWEST = 3

@@ -78,13 +78,6 @@ _WITH_PRESET = {"preset", "folder", "where", "form"}
     metavar="RxC,...",
     help="Tiles of flash: B_r queries by B_c keys.  [default: 64x64]",
 )
-@click.option(
-    "--sram",
-    "srams",
-    callback=each(count, "bytes, e.g. 65536"),
-    metavar="BYTES,...",
-    help="In place of --block: B_c = ⌈M/4d⌉ and B_r = min(B_c, d), where M are the numbers of the precision in BYTES.",
-)
 @click.option("--causal/--no-causal", default=None, help="Whether a query sees no later key.  [default: causal]")
 @click.option("--seeds", type=click.IntRange(1), metavar="N", help=f"Inputs, seeds 0 to N − 1.  [default: {SEEDS}]")
 @click.option(
@@ -145,7 +138,6 @@ def command(
     lengths: list[int] | None,
     head_sizes: list[int] | None,
     blocks: list[Block] | None,
-    srams: list[int] | None,
     causal: bool | None,
     seeds: int | None,
     kind: str,
@@ -185,14 +177,13 @@ def command(
         told = "standard normal inputs; causal"
     else:
         engines = words or EMULATED
-        _check_emulated(engines, blocks, srams, sums)
+        _check_emulated(engines, blocks, sums)
         given, told = _given(context, kind, lengths, head_sizes, seeds, steps, layers, sequences, causal, device)
         sweep = Sweep(
             engines=engines,
             precisions=tuple(precisions),
             sums=tuple(sums or ["fp32"]),
             blocks=tuple(blocks or ()),
-            srams=tuple(srams or ()),
             quantities=tuple(quantities),
             units=tuple(units),
         )
@@ -213,13 +204,9 @@ def command(
         notify(f"figures: {', '.join(map(str, write_figures(found, heading, folder)))}")
 
 
-def _check_emulated(
-    engines: Sequence[str], blocks: list[Block] | None, srams: list[int] | None, sums: list[str] | None
-) -> None:
-    if blocks and srams:
-        raise click.UsageError("--sram: takes no --block")
-    if (blocks or srams) and "flash" not in engines:
-        raise click.UsageError("--block and --sram: only of the engine flash")
+def _check_emulated(engines: Sequence[str], blocks: list[Block] | None, sums: list[str] | None) -> None:
+    if blocks and "flash" not in engines:
+        raise click.UsageError("--block: only of the engine flash")
     if sums and not set(EMULATED) & set(engines):
         raise click.UsageError("--accumulate: only of the engines flash and baseline")
 

@@ -42,20 +42,27 @@ def check_chosen(overrides: Sequence[Override], primary: str | None, folders: Se
         value = "*" if override.is_sweep_override() else override.value()
         if isinstance(value, str):
             names.append(f"{override.key_or_group}/{value}")
+    chosen = {name for name in names if name.startswith("hydra/")}
     for folder in folders:
-        waiting, checked = [*names, _OF_HYDRA], set[str]()
-        chosen = {name for name in names if name.startswith("hydra/")}
-        while waiting:
-            name = waiting.pop().strip("/").removesuffix(".yaml")
-            if name not in checked:
-                checked.add(name)
-                for path in _files(Path(folder), name):
-                    root = check_yaml(path)
-                    if not trust and name not in chosen and (where := _sets_hydra(path, root, name)):
-                        raise UserError(
-                            f"{path}: {where} sets Hydra itself, which can run code; read the file, then add trust=true"
-                        )
-                    waiting += _named_defaults(root, PurePosixPath(name).parent)
+        for name, path, root in _with_their_defaults(Path(folder), [*names, _OF_HYDRA]):
+            if not trust and name not in chosen and (where := _sets_hydra(path, root, name)):
+                raise UserError(
+                    f"{path}: {where} sets Hydra itself, which can run code; read the file, then add trust=true"
+                )
+
+
+def _with_their_defaults(folder: Path, names: Sequence[str]) -> Iterator[tuple[str, Path, Any]]:
+    """Yield the files of these names, and of those in their defaults lists: name, path and checked root node."""
+    waiting, seen = list(names), set[str]()
+    while waiting:
+        name = waiting.pop().strip("/").removesuffix(".yaml")
+        if name in seen:
+            continue
+        seen.add(name)
+        for path in _files(folder, name):
+            root = check_yaml(path)
+            yield name, path, root
+            waiting += _named_defaults(root, PurePosixPath(name).parent)
 
 
 def _files(folder: Path, name: str) -> list[Path]:

@@ -31,7 +31,6 @@ class Tokenizer:
     vocab_size: int
     end_of_text: int
     encode_batch: Callable[[Sequence[str]], Sequence[Sequence[int] | NDArray[np.uint16]]]
-    decode: Callable[[Sequence[int]], str]
 
     @property
     def of_bytes(self) -> bool:
@@ -70,7 +69,6 @@ def gpt2_tokenizer() -> Tokenizer:
         encoding.n_vocab,
         encoding.eot_token,
         lambda batch: encoding.encode_ordinary_batch(list(batch), num_threads=1),
-        lambda ids: encoding.decode(list(ids)),
     )
 
 
@@ -116,7 +114,6 @@ def load_bpe(path: Path) -> Tokenizer:
         (lambda batch: [of_byte[np.frombuffer(piece.encode(), np.uint8)] for piece in batch])
         if end_of_text == _BYTES
         else (lambda batch: [encoding.ids for encoding in bpe.encode_batch_fast(list(batch))]),
-        lambda ids: bpe.decode([token for token in ids if token != end_of_text]),
     )
 
 

@@ -45,12 +45,6 @@ class Format:
         return math.ldexp(2 - math.ldexp(1.0, 1 - self.mantissa), top + 1)
 
     @property
-    def bytes(self) -> int:
-        """Memory of one number: its bits in 1, 2, 4 or 8 bytes. TF32 takes 4."""
-        bits = 1 + self.exponent + self.mantissa
-        return next(size for size in (1, 2, 4, 8) if bits <= 8 * size)
-
-    @property
     def is_fp64(self) -> bool:
         """Whether every FP64 number is one of this format."""
         return (self.mantissa, self.exponent) == (52, 11)

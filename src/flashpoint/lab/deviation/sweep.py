@@ -20,8 +20,6 @@ from flashpoint.lab.deviation.formats import Format
 from flashpoint.lab.deviation.pairs import GOLDEN, Pair, pairs
 from flashpoint.lab.deviation.statistics import Deviation, Unit, deviation, largest_and_rms
 
-DEFAULT_BLOCK = Block(TILE, TILE)
-
 
 @dataclass(frozen=True)
 class Given:
@@ -43,8 +41,6 @@ class Sweep:
     sums: tuple[str, ...] = ("fp32",)
     """Words of :func:`flashpoint.lab.deviation.arithmetic.arithmetic`."""
     blocks: tuple[Block, ...] = ()
-    srams: tuple[int, ...] = ()
-    """Bytes, which give the tiles in place of ``blocks``."""
     quantities: tuple[str, ...] = ("O",)
     units: tuple[Unit, ...] = ("absolute",)
 
@@ -100,48 +96,22 @@ def measure(sweep: Sweep, all_given: Iterable[Given], device: torch.device) -> I
     for given in all_given:
         here = given.inputs.map(lambda x: x.to(device))
         length, head_size = here.q.shape[-2:]
-        for precision in sweep.precisions:
-            tiles = _tiles(sweep, precision, length, head_size)
-            for number, sums in enumerate(sweep.sums):
-                compared = pairs(
-                    engines,
-                    here,
-                    arithmetic(precision, sums),
-                    tiles,
-                    causal=given.causal,
-                    quantities=sweep.quantities,
-                )
-                for pair in compared:
-                    if number and not pair.emulated:
-                        continue  # has no sums to choose
+        tiles = _tiles(sweep, length)
+        for precision, (number, sums) in product(sweep.precisions, enumerate(sweep.sums)):
+            compute, shown = arithmetic(precision, sums), sweep.quantities
+            for pair in pairs(engines, here, compute, tiles, causal=given.causal, quantities=shown):
+                if pair.emulated or not number:  # others have no sums to choose
                     yield from _measured(pair, given.name, precision, sums, (length, head_size), sweep.units)
 
 
-def block_of_sram(size: int, precision: Format, head_size: int) -> Block:
-    """Return the tile of FlashAttention (Dao et al., arXiv 2205.14135, Algorithm 1) for so many bytes of SRAM.
-
-    With M numbers of the precision: B_c = ⌈M/4d⌉ keys and B_r = min(B_c, d) queries.
-
-    Raises:
-        UserError: M is 0.
-    """
-    elements = size // precision.bytes
-    if not elements:
-        raise UserError(f"--sram {size}: holds no number of {precision.name}, which takes {precision.bytes} bytes")
-    keys = -(-elements // (4 * head_size))
-    return Block(min(keys, head_size), keys)
-
-
-def _tiles(sweep: Sweep, precision: Format, length: int, head_size: int) -> list[Block]:
-    """Return the tiles, each once. One that was named has to fit the sequence, any other is cut to it."""
+def _tiles(sweep: Sweep, length: int) -> list[Block]:
+    """Return the tiles, each once. One that was named has to fit the sequence, the default is cut to it."""
     for block in sweep.blocks:
         if max(block.rows, block.keys) > length:
             raise UserError(
                 f"--block {block.rows}x{block.keys}: wider than {length:,} tokens; give at most {length}x{length}"
             )
-    implied = [block_of_sram(size, precision, head_size) for size in sweep.srams] or [DEFAULT_BLOCK]
-    cut = [Block(min(block.rows, length), min(block.keys, length)) for block in sweep.blocks or implied]
-    return list(dict.fromkeys(cut))
+    return list(dict.fromkeys(sweep.blocks)) or [Block(min(TILE, length), min(TILE, length))]
 
 
 def _measured(
