@@ -254,7 +254,7 @@ def _matrix(module: Any) -> _Matrix | str | None:
     if is_foreign(weight):
         return "is made by a weight of a class of its own, as quantised ones are"
     if not adapted and sum(one.dim() > 1 for one in module.parameters()) > 1:
-        return "is a sum of several products, as with an adapter"
+        return "is a sum of several products, as with an adapter other than a LoRA of PEFT"
     kinds = {type(one).__name__.removesuffix("LinearVariant") for one in getattr(module, "lora_variant", {}).values()}
     adds = adapted and weight.is_floating_point() and hasattr(module, "get_delta_weight")
     if adapted and (not adds or kinds - _ADDING):
@@ -302,7 +302,7 @@ def _made_by(q: Tensor, products: Products) -> frozenset[Product]:
             raise NotFound(f"is made of a parameter {list(leaf.shape)} without a product")
         parts = {found[parent] for parent in parents if found[parent]}
         if len(parts) > 1 and node.name() not in _CHOOSING:
-            raise NotFound("is a sum of several products, as with an adapter")
+            raise NotFound("is a sum of several products, as with an adapter other than a LoRA of PEFT")
         found[node] = frozenset[Product]().union(*parts)
     if not (made_by := found[_source(q)[0]]):
         raise NotFound("is no product with a weight" if q.grad_fn else "has no gradient")
