@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
@@ -87,6 +88,18 @@ def test_a_scale_that_a_model_means_is_told_and_no_fault(
         assert one.findings == ()
         assert one.call.form.scale == scale
         assert one.otherwise_called == [f"scale {scale:.3g}, where 1/√d is 0.25,"]
+
+
+def test_a_scale_is_read_beside_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def dropping(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        later = torch.ones(TOKENS, TOKENS, dtype=torch.bool).triu(1)
+        probs = (q @ k.repeat_interleave(2, 1).mT).masked_fill(later, -math.inf).softmax(-1)
+        return F.dropout(probs, 0.3) @ v.repeat_interleave(2, 1)
+
+    found, missed = diagnosed(tmp_path, monkeypatch, dropping, of_scores=0.5)
+    assert missed == ()
+    assert [one.findings for one in found] == [(), ()]
+    assert {one.call.form.scale for one in found} == {1.0}
 
 
 @pytest.mark.parametrize(("told", "keys"), [(16, 15), (16, 17), (16, 18), (None, 7), (None, 38)])

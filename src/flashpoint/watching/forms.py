@@ -153,13 +153,15 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
     try:
         found = _among(each, here, call, dropped, closely=bool(unknown))
     except _Unlike as why:
-        if _is_plain(call, scale, exchanged=True):
+        if not dropped.p and _is_plain(call, scale, exchanged=True):
             raise LeftOut(f"{exchanged} @bthd in functions=") from None
-        if unknown:
+        if unknown and not dropped.p:
             meaning = f"what {' and '.join(unknown)} means is not known; give it by one of these names"
             raise LeftOut(f"{why}, and {meaning}: {KNOWN}") from None
         if own := _untold(why.forms, call, has_scale):
             return own
+        if dropped.p:
+            raise
         layout = "tensors that take no @bthd" if by_token else "tensors that need @bthd"
         raise LeftOut(f"{why}: perhaps {layout}, a mask or a scale inside, or a fault") from None
     if found.is_plain and not _is_plain(call, scale, exchanged=False) and _is_plain(call, scale, exchanged=True):
@@ -227,7 +229,7 @@ def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely:
     """Return the form that O shows."""
     found = agreeing(forms, [call.q, call.k, call.v, call.out], closely=closely)
     if found is None and dropped.p:
-        raise LeftOut(f"{DROPOUT}{dropped.remedy}")
+        raise _Unlike(f"{DROPOUT}{dropped.remedy}", forms)
     if found is None:
         expected = list(dict.fromkeys(map(_described, forms)))
         raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(expected[:3])}", forms)
