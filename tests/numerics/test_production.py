@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +32,8 @@ from tests import releases
 
 KEY = torch.zeros(2, dtype=torch.int64)
 CPU = torch.device("cpu")
+COUNT = itertools.count()
+"""An operator's name is taken for good."""
 
 
 def inputs(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -274,6 +278,36 @@ def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
         out = call(*found, True, 0.3)
         for one, other in zip((out, *torch.autograd.grad(out, found, grad_out.float())), expected, strict=True):
             torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("returned", ["as its input", "contiguous", "padded"])
+@pytest.mark.parametrize("given", ["[B, T, H, d]", "[B, H, T, d]", "fused"])
+def test_a_compiler_is_told_the_layout_that_gradients_have(given: str, returned: str) -> None:
+    """So they are copied only where a library gives them another than that of its input."""
+    layouts = {
+        "[B, T, H, d]": torch.randn(2, 8, 3, 4),
+        "[B, H, T, d]": torch.randn(2, 3, 8, 4).transpose(1, 2),
+        "fused": torch.randn(2, 8, 3, 12)[..., :4],
+    }
+    kept = []
+
+    def backward(_grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+        made = {
+            "as its input": torch.empty_like,
+            "contiguous": lambda x: torch.empty(x.shape),
+            "padded": lambda x: torch.empty(2, 16, 3, 4)[:, :8],
+        }
+        kept[:] = [made[returned](x).copy_(x) for x in (q, k, v)]
+        return kept[0], kept[1], kept[2]
+
+    bwd = _opaque_backward(f"laid_out_{next(COUNT)}", backward)
+    x = layouts[given]
+    args = (x.clone(), *(x for _ in range(3)), x.clone(), torch.zeros(2, 3, 8), None, True, None)
+    torch.library.opcheck(bwd, args, test_utils=("test_faketensor",))  # type: ignore[arg-type]
+    found = bwd(*args)
+    assert all(torch.equal(grad, x) for grad in found)
+    if returned == "as its input":
+        assert [grad.data_ptr() for grad in found] == [grad.data_ptr() for grad in kept]
 
 
 @pytest.mark.parametrize(

@@ -185,15 +185,20 @@ def _opaque_backward(name: str, backward: Backward) -> Backward:
         scale: float | None,
     ) -> tuple[Tensor, Tensor, Tensor]:
         grads = backward(grad_out, q, k, v, out, logsumexp, grad_logsumexp, is_causal, scale)
-        grad_q, grad_k, grad_v = (x.contiguous() for x in grads)  # a library may give them the layout of its input
+        grad_q, grad_k, grad_v = (_laid_out_as(x, grad) for x, grad in zip((q, k, v), grads, strict=True))
         return grad_q, grad_k, grad_v
 
     @bwd.register_fake
     def _(grad_out: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
-        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
-        return grad_q, grad_k, grad_v
+        return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
     return bwd
+
+
+def _laid_out_as(x: Tensor, grad: Tensor) -> Tensor:
+    """Return a gradient in the layout that a compiler is told: that of its input, which libraries mostly give it."""
+    told = torch.empty_like(x, device="meta")
+    return grad if grad.stride() == told.stride() else torch.empty_like(x).copy_(grad)
 
 
 def _fa4_forward(q: Tensor, k: Tensor, v: Tensor, is_causal: bool, scale: float | None) -> tuple[Tensor, Tensor]:
