@@ -26,6 +26,7 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import partial
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -322,29 +323,32 @@ def main() -> None:
                 found = table(arguments.paths, step, arguments.layer)
                 show(with_columns([found], arguments.columns.split(",")), "markdown")
             return
-        until = time.monotonic() + arguments.minutes * 60
-        lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
-        done = {(row["run"], row["asked"], row["attention"]) for row in map(json.loads, lines)}
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        failed: list[str] = []
-        for step in arguments.steps:
-            for word in arguments.attentions:
-                for run in arguments.paths:
-                    if (run.name, step, word) in done or time.monotonic() > until:
-                        continue
-                    started = time.monotonic()
-                    try:
-                        rows = measure(run, step, word, arguments.sequences, device)
-                    except Exception as error:  # one kernel that does not run must not cost the others
-                        failed.append(f"{run.name} {step} {word}")
-                        told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-                        print(f"{failed[-1]}: {told}", file=sys.stderr, flush=True)
-                        continue
-                    with arguments.out.open("a") as file:
-                        file.writelines(json.dumps({"asked": step, **row}) + "\n" for row in rows)
-                    print(f"{run.name} {step} {word}: {time.monotonic() - started:.0f} s", flush=True)
-        if failed:
+        if failed := _measure_missing(arguments):
             raise UserError(f"not measured: {', '.join(failed)}; the lines above say why")
+
+
+def _measure_missing(arguments: argparse.Namespace) -> list[str]:
+    """Measure what the file does not have, and return what failed."""
+    until = time.monotonic() + arguments.minutes * 60
+    lines = arguments.out.read_text().splitlines() if arguments.out.exists() else []
+    done = {(row["asked"], row["attention"], row["run"]) for row in map(json.loads, lines)}
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    failed: list[str] = []
+    for step, word, run in product(arguments.steps, arguments.attentions, arguments.paths):
+        if (step, word, run.name) in done or time.monotonic() > until:
+            continue
+        started, named = time.monotonic(), f"{run.name} {step} {word}"
+        try:
+            rows = measure(run, step, word, arguments.sequences, device)
+        except Exception as error:  # one kernel that does not run must not cost the others
+            failed.append(named)
+            told = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            print(f"{named}: {told}", file=sys.stderr, flush=True)
+            continue
+        with arguments.out.open("a") as file:
+            file.writelines(json.dumps({"asked": step, **row}) + "\n" for row in rows)
+        print(f"{named}: {time.monotonic() - started:.0f} s", flush=True)
+    return failed
 
 
 if __name__ == "__main__":

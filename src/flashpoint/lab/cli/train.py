@@ -151,21 +151,25 @@ def main(arguments: Sequence[str]) -> None:
     warnings.filterwarnings("error", category=UserWarning, module="hydra")
     try:
         with contextlib.nullcontext() if WANTS_TRACEBACK else exit_in_one_line():
-            try:
-                given = parsed(arguments)
-                check(given)
-                # The launcher of a sweep starts this file with the arguments of a run.
-                sys.argv = [__file__, *given.for_hydra()]
-                with help_as_text():
-                    train()
-            except Exception as error:  # errors of ours end the process in train()
-                if WANTS_TRACEBACK:
-                    raise
-                raise refusal(error) from error
+            _call_hydra(arguments)
     except KeyboardInterrupt as interrupt:
         how = str(interrupt) or "what was prepared stays, and the same command goes on from there"
         tell(f"interrupted; {how}")
         sys.exit(128 + signal.SIGINT)
+
+
+def _call_hydra(arguments: Sequence[str]) -> None:
+    try:
+        given = parsed(arguments)
+        check(given)
+        # The launcher of a sweep starts this file with the arguments of a run.
+        sys.argv = [__file__, *given.for_hydra()]
+        with help_as_text():
+            train()
+    except Exception as error:  # errors of ours end the process in train()
+        if WANTS_TRACEBACK:
+            raise
+        raise refusal(error) from error
 
 
 @click.command(

@@ -145,12 +145,14 @@ def _code_files(roots: list[Path]) -> list[Path]:
             # is the base interpreter's, and the packages beside it are not installed here.
             skipped = ("__pycache__", *(_PACKAGE_FOLDERS if folder == root else ()))
             folders[:] = [name for name in folders if name not in skipped and folder / name not in roots]
-            for name in files:
-                path = folder / name
-                if path.suffix in _CODE_SUFFIXES and path.is_file() and path.stat().st_size <= _LARGEST_CODE_FILE:
-                    relative = path.relative_to(root).as_posix()
-                    named.append((hashlib.sha256(relative.encode()).digest(), str(path), path))
+            for path in filter(_is_code, (folder / name for name in files)):
+                relative = path.relative_to(root).as_posix()
+                named.append((hashlib.sha256(relative.encode()).digest(), str(path), path))
     return [path for *_, path in sorted(named)]
+
+
+def _is_code(path: Path) -> bool:
+    return path.suffix in _CODE_SUFFIXES and path.is_file() and path.stat().st_size <= _LARGEST_CODE_FILE
 
 
 @lru_cache(maxsize=1)

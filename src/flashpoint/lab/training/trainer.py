@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
 from flashpoint.detector import ExplosionDetector
 from flashpoint.errors import notify
@@ -20,7 +21,7 @@ from flashpoint.lab.data.batches import gather_windows
 from flashpoint.lab.data.tokens import TokenDataset
 from flashpoint.lab.model import GPT
 from flashpoint.lab.precision import autocast
-from flashpoint.lab.probes.runner import Failed
+from flashpoint.lab.probes.runner import Failed, ProbeRunner
 from flashpoint.lab.probes.user_probes import ProbesState
 from flashpoint.lab.progress_bar import progress_bar
 from flashpoint.lab.training.checkpoints import Checkpoint, State
@@ -92,6 +93,8 @@ class Trainer:
         # What was read, and is not in the files yet.
         self._unwritten: list[tuple[int, dict[str, float]]] = []
         self._unchained: list[tuple[float, float, int]] = []
+        self._told_at, self._told_steps = 0.0, 0
+        """When the rate was told last, by ``time.perf_counter``, and the steps done then."""
         self._ended = False
         """Whether the checkpoint to start from is of the run's last step."""
         if prepared.start.state:
@@ -107,7 +110,7 @@ class Trainer:
         self._forget_earlier_runs()
         interrupted, step = False, self._first_step - 1
         with progress_bar(train.steps, "step", done=self._first_step) as bar:
-            started, logged = time.perf_counter(), self._first_step
+            self._told_at, self._told_steps = time.perf_counter(), self._first_step
             for step in range(self._first_step, self._first_step if self._ended else train.steps):
                 self._step(step)
                 last = step + 1 == train.steps
@@ -116,26 +119,17 @@ class Trainer:
                     stop = self._stop_requested() or self.failed_probe is not None
                     interrupted = self._ranks.any(stop, self._device)
                 if due or last or interrupted:
-                    if self._pending_steps:
-                        self._read_pending()
-                    now, steps = time.perf_counter(), step + 1 - logged
-                    rate = steps * train.batch_size * self._config.model.context / (now - started)
-                    started, logged = now, step + 1
-                    self._unwritten.append((step, {TOKENS_PER_SECOND.name: rate, **self._memory()}))
-                    bar.set_postfix_str(self._status(rate), refresh=False)
-                    bar.update(steps)
+                    self._read_and_tell(step, bar)
                     # Not where a stop request made it read early: the run would end before it does undisturbed.
                     last = last or (due and self.detector.last_step is not None and step >= self.detector.last_step)
                 if last or interrupted or not _computes_beside(self._device):
                     self._write_read()
                 if self._probes:
-                    if metrics := self._probes.after_step(step, last=last):
-                        self._files.log(step, metrics)
-                    self._note_failed_probes(step)
+                    self._log_probes(self._probes, step, last=last)
                 if (step + 1) % train.eval_interval == 0 or last:
                     before = time.perf_counter()
                     self._log_validation(step)
-                    started += time.perf_counter() - before  # the steps before it count for the rate, it does not
+                    self._told_at += time.perf_counter() - before  # the steps before it count for the rate, it does not
                 self._look_at_weights(step + 1)
                 if self._files.checkpoint_due(step + 1, now=interrupted):
                     self._checkpoint(step + 1)
@@ -179,6 +173,22 @@ class Trainer:
             self._optimizer_step.seed_and_step,
             self._config.train.precision,
         )
+
+    def _read_and_tell(self, step: int, bar: tqdm) -> None:
+        """Read the losses up to a step, and tell the rate since the last time."""
+        if self._pending_steps:
+            self._read_pending()
+        now, steps = time.perf_counter(), step + 1 - self._told_steps
+        rate = steps * self._config.train.batch_size * self._config.model.context / (now - self._told_at)
+        self._told_at, self._told_steps = now, step + 1
+        self._unwritten.append((step, {TOKENS_PER_SECOND.name: rate, **self._memory()}))
+        bar.set_postfix_str(self._status(rate), refresh=False)
+        bar.update(steps)
+
+    def _log_probes(self, probes: ProbeRunner, step: int, *, last: bool) -> None:
+        if metrics := probes.after_step(step, last=last):
+            self._files.log(step, metrics)
+        self._note_failed_probes(step)
 
     def _take_over(self, start: Start) -> None:
         """Go on from a checkpoint, the run's own or of the run that it branches off."""
