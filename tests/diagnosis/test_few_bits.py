@@ -16,7 +16,7 @@ from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measure_table import OF_DELTA, OF_DELTA_SPREAD
 from flashpoint.diagnosis.measures import Results
-from flashpoint.diagnosis.roundings import _slope_by_rows, held_in
+from flashpoint.diagnosis.roundings import Beside, _slope_by_rows, held_in
 from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import inputs
 
@@ -260,7 +260,8 @@ def test_the_standard_error_of_a_slope_is_hc3_of_the_whole_regression() -> None:
     rest = (y - x @ slopes) / (1 - hat.diagonal())
     expected = slopes[3], (inverse @ (x.T * rest**2) @ x @ inverse)[3, 3] ** 0.5
     columns = [torch.from_numpy(column)[None] for column in x.T]
-    found = _slope_by_rows(torch.from_numpy(y)[None], columns[3], columns[:3])
+    error, beside = torch.from_numpy(y)[None], Beside(columns[:3])
+    found = _slope_by_rows(error, beside.less(error), columns[3], beside)
     np.testing.assert_allclose([float(one) for one in found[:2]], expected, rtol=1e-9)
 
 

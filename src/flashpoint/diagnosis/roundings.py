@@ -219,37 +219,59 @@ def _rounding(call: AttentionCall) -> Rounding:
 
 def _without(x: Tensor, other: Tensor) -> Tensor:
     """Return x [H, n] without its part along other [H, n]."""
-    unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-    return x - (x * unit).sum(-1, keepdim=True) * unit
+    return Beside([other]).less(x)
 
 
-def _slope(error: Tensor, made: Tensor, others: Sequence[Tensor] = ()) -> Tensor:
-    """Return the slope [H] of an error on what a rounding makes [H, n], beside other terms [H, n]; NaN where these make
-    up the whole of it. ``others`` are orthogonal to each other."""
-    size = made.square().sum(-1)
-    for other in others:
-        made = _without(made, other)
-    left = made.square().sum(-1)
-    return torch.where(left > _LEAST_LEFT * size, (made * error).sum(-1) / left, torch.nan)
+class Beside:
+    """Terms [H, n], orthogonal to each other, beside which an error is told.
+
+    Attributes:
+        leverage: of each number [H, n], the sum of the terms' squares, each as a unit vector.
+    """
+
+    def __init__(self, terms: Sequence[Tensor]) -> None:
+        self._units = [term / term.norm(dim=-1, keepdim=True).clamp_min(1e-300) for term in terms]
+        self.count = len(terms)
+
+    @cached_property
+    def leverage(self) -> Tensor:
+        return sum((unit.square() for unit in self._units[1:]), self._units[0].square())
+
+    def less(self, x: Tensor) -> Tensor:
+        """Return x [H, n] without its parts along the terms."""
+        for unit in self._units:
+            x = x - (x * unit).sum(-1, keepdim=True) * unit
+        return x
 
 
-def _slope_by_rows(error: Tensor, made: Tensor, others: Sequence[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+def _slope(error: Tensor, made: Tensor, beside: Beside | None = None) -> Tensor:
+    """Return the slope [H] of an error on what a rounding makes [H, n], beside other terms; NaN where these make up the
+    whole of it."""
+    return _slope_of(error, made, made if beside is None else beside.less(made))
+
+
+def _slope_of(error: Tensor, made: Tensor, left: Tensor) -> Tensor:
+    """Return :func:`_slope`, given what is left of ``made`` beside the terms."""
+    size = left.square().sum(-1)
+    tells = size > _LEAST_LEFT * made.square().sum(-1)
+    return torch.where(tells, (left * error).sum(-1) / size, torch.nan)
+
+
+def _slope_by_rows(error: Tensor, rest: Tensor, made: Tensor, beside: Beside) -> tuple[Tensor, Tensor, Tensor]:
     """Return :func:`_slope`, its standard error over rows, and how many rows of one size tell it, less the terms.
+    ``rest`` is the error less the terms.
 
     What holding a number in few bits makes is as if drawn at random in each row: rows tell by themselves, however much
     alike their errors are. The standard error is HC3, which holds where rows err unequally.
     """
-    leverage, left, rest = torch.zeros_like(error), made, error
-    for other in others:
-        unit = other / other.norm(dim=-1, keepdim=True).clamp_min(1e-300)
-        leverage, left, rest = leverage + unit.square(), _without(left, other), _without(rest, other)
+    left = beside.less(made)
     squares = left.square()
     size = squares.sum(-1, keepdim=True)
-    slope = _slope(error, made, others)
-    leverage = leverage + squares / size.clamp_min(1e-300)
+    slope = _slope_of(error, made, left)
+    leverage = beside.leverage + squares / size.clamp_min(1e-300)
     rest = (rest - slope[..., None] * left) / (1 - leverage).clamp_min(1e-9)
     spread = (squares * rest.square()).sum(-1).sqrt() / size[..., 0].clamp_min(1e-300)
-    return slope, spread, size[..., 0].square() / squares.square().sum(-1).clamp_min(1e-300) - len(others) - 1
+    return slope, spread, size[..., 0].square() / squares.square().sum(-1).clamp_min(1e-300) - beside.count - 1
 
 
 def of_few_bit_scores(call: AttentionCall, found: Tensor, true: Exact, n: int) -> Measures:
@@ -297,12 +319,12 @@ def of_logsumexp(found: Tensor, true: Exact) -> Measures:
         of_scores = _without(across(_by_scores(true, some, dtype)), whole)
         others.append(of_scores if len(others) == 1 else _without(of_scores, others[1]))
     logsumexp = scores.logsumexp(-1) - true.mass[:, some].log()
-    slopes = {}
+    slopes, beside = {}, Beside(others)
     for (of_l, in_a_nat), one in table.OF_L.items():
         held = (logsumexp * in_a_nat).to(getattr(torch, of_l)).double() / in_a_nat
         lost = (logsumexp - held).nan_to_num(0.0, 0.0, 0.0)
         made = (whole.unflatten(-1, grad_q.shape[1:]) * torch.expm1(lost)[..., None]).flatten(-2)
-        slopes[one.name] = _slope(error, made, others)
+        slopes[one.name] = _slope(error, made, beside)
     return slopes
 
 
@@ -336,21 +358,22 @@ def of_delta(rounded: RoundedOut, error: Tensor, noise: Tensor, true: Exact) -> 
     x, y, unit, exactly = (weighted(of) for of in (of_out, error, true.bound, deltas[""]))
     other = _without(weighted(others), unit)  # a constant error follows neither
     tells, bound = rows.sum(-1) > _UNKNOWNS, true.bound.where(rows, 0.0).square().sum(-1)
-    beside = [unit, other, _without(_without(x, unit), other)]
+    constant = Beside([unit, other])
+    terms = [unit, other, constant.less(x)]
+    beside = Beside(terms)
     measured = {
-        table.FOLLOWS_OUT.name: _slope(y, x, (unit, other)).where(tells, torch.nan),
+        table.FOLLOWS_OUT.name: _slope(y, x, constant).where(tells, torch.nan),
         table.DELTA_ROUNDING.name: (of_out.where(rows, 0.0).square().sum(-1) / bound.clamp_min(1e-300)).sqrt(),
-        table.DELTA_FACTOR.name: _slope(y, exactly, beside).where(rows.sum(-1) > len(beside) + 1, torch.nan),
+        table.DELTA_FACTOR.name: _slope(y, exactly, beside).where(rows.sum(-1) > beside.count + 1, torch.nan),
     }
-    for one in beside:
-        exactly = _without(exactly, one)
-    beside.append(exactly)
+    beside = Beside([*terms, beside.less(exactly)])
+    rest = beside.less(y)
     fewest = rows.sum(-1).double()
     for (of, dtype, cut), row in table.OF_DELTA.items():
         made = weighted(held_in(deltas[of], getattr(torch, dtype), cut) - deltas[of])
-        slope, spread, count = _slope_by_rows(y, made, beside)
+        slope, spread, count = _slope_by_rows(y, rest, made, beside)
         fewest = torch.minimum(fewest, count)
-        enough = ~slope.isnan() & (rows.sum(-1) > len(beside) + 1)
+        enough = ~slope.isnan() & (rows.sum(-1) > beside.count + 1)
         measured[row.name] = slope.where(enough, torch.nan)
         measured[table.OF_DELTA_SPREAD[of, dtype, cut].name] = spread.where(enough, torch.nan)
     return {**measured, table.OF_DELTA_ROWS.name: fewest}
