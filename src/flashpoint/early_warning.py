@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 GROWTH, LOOKBACK, ABOVE_MEDIAN = 2.0, 500, 2.0
 """The rule: after the warm-up a head's W_Q spectral norm doubles within 500 steps, and is twice the median of all.
 
-Where half of a few heads grow alike, so does the median, and hardly a warning comes. Twice the quietest quarter would
-warn of them, and of 41 in place of 2 of the 96 stable runs of ``ignite-h200`` whose attentions exploded in no run.
+Where half of a few heads grow alike, so does the median, and hardly a warning comes.
 """
 LEAST_LEAD = 100
 """Steps. A warning that comes later than so many before the onset foretells nothing: the explosion is under way."""

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.library import opcheck
 
 import flashpoint
 from flashpoint.drop_in import variant_of
@@ -303,7 +304,7 @@ def test_a_compiler_is_told_the_layout_that_gradients_have(given: str, returned:
     bwd = _opaque_backward(f"laid_out_{next(COUNT)}", backward)
     x = layouts[given]
     args = (x.clone(), *(x for _ in range(3)), x.clone(), torch.zeros(2, 3, 8), None, True, None)
-    torch.library.opcheck(bwd, args, test_utils=("test_faketensor",))  # type: ignore[arg-type]
+    opcheck(bwd, args, test_utils=("test_faketensor",))  # type: ignore[arg-type]
     found = bwd(*args)
     assert all(torch.equal(grad, x) for grad in found)
     if returned == "as its input":
