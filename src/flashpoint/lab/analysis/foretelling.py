@@ -48,13 +48,18 @@ def foretellings(runs: Sequence[Run]) -> list[Foretelling]:
     values: dict[str, dict[object, list[tuple[float, float]]]] = {}
     for members in grouped(runs).values():
         isolated = dict(_isolated(members[0].attention))
-        for experiment in dict.fromkeys(map(pairing, members)):
-            same = [run for run in members if pairing(run) == experiment]
+        experiments: dict[object, list[Run]] = {}
+        for run in members:
+            experiments.setdefault(pairing(run), []).append(run)
+        for experiment, same in experiments.items():
             longest = max(same, key=lambda run: run.outcome.step)
             onset = float("inf") if longest.failed_at is None else float(longest.failed_at)
-            measured = isolated | dict(one for run in same for one in (*_in_training(run), *_weights(run)))
-            for measure in (name for name, value in measured.items() if not np.isnan(value)):
-                values.setdefault(measure, {}).setdefault(experiment, []).append((measured[measure], onset))
+            measured = dict(isolated)
+            for run in same:
+                measured.update([*_in_training(run), *_weights(run)])
+            for measure, value in measured.items():
+                if not np.isnan(value):
+                    values.setdefault(measure, {}).setdefault(experiment, []).append((value, onset))
     found = [_foretelling(measure, of_seeds) for measure, of_seeds in values.items()]
     found = [one for one in found if len(one.correlations)]
     if not found:
