@@ -6,6 +6,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -97,6 +98,15 @@ class Exact:
         """Σⱼ (P∘J∘dP)ᵢⱼ² [H, T_q], of dS before δ is subtracted."""
         delta = (self.grad_out * self.out).sum(-1, keepdim=True)
         return (self.grad_scores + self.slopes * delta).square().sum(-1)
+
+    def of_heads(self, heads: Tensor) -> Exact:
+        """Return that of some heads; ``heads`` [H] bool is True there."""
+        held: dict[str, Any] = {
+            name: x[heads]
+            for name in (field.name for field in dataclasses.fields(self))
+            if isinstance(x := getattr(self, name), Tensor) and len(x) == len(heads)
+        }
+        return dataclasses.replace(self, **held)
 
     def grad_scores_of(self, grad_probs: Tensor, delta: Tensor) -> Tensor:
         """Return the gradient by α QKᵀ [H, T_q, T_k].

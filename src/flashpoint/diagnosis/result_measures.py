@@ -50,8 +50,8 @@ def of_results(
     """Return how the results of a sequence differ from FP64's, [H] each: what the table has from ``nonfinite`` on.
     ``rounded`` is of their O, and None without one.
 
-    A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where an O is off by more than
-    :data:`OUT_OFF`, ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
+    A gradient's error is NaN where it and FP64's are 0, as without loss (:func:`_size`). Where O of a head is off by
+    more than :data:`OUT_OFF`, its ``score_factor`` and ``score_factor_left`` are of :func:`.fitted_factor`.
     """
     from flashpoint.diagnosis.roundings import of_delta  # a loop that is watched does without
 
@@ -140,9 +140,9 @@ def _of_returned_out(
     measured[table.LENGTH_ROWS.name] = _degrees_of_freedom(_length_errors(found, true))
     measured |= _expected(expected, coarse, true)
     factor, of_coarse, of_expected = factors_of_scores((found, coarse, expected), true)
-    left = torch.ones_like(factor)
-    if (measured[table.OUT_ERROR.name] > OUT_OFF).any():
-        factor, left = fitted_factor(found, true, factor)
+    left, off = torch.ones_like(factor), measured[table.OUT_ERROR.name] > OUT_OFF
+    if off.any():
+        factor[off], left[off] = fitted_factor(found[off], true.of_heads(off), factor[off])
     return {
         **measured,
         table.SCORE_FACTOR.name: factor,
