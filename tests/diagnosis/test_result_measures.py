@@ -11,12 +11,15 @@ from torch import Tensor
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import exact
+from flashpoint.diagnosis.faults import Fault
 from flashpoint.diagnosis.finding import fp32_error
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Results
-from flashpoint.diagnosis.result_measures import ROW_OFF, noise_of_grad_q
+from flashpoint.diagnosis.probe import probe
+from flashpoint.diagnosis.result_measures import OUT_OFF, ROW_OFF, noise_of_grad_q
 from flashpoint.diagnosis.verdict import measured
 from tests.diagnosis.forms import call_in, weights_of, written_out
+from tests.diagnosis.test_forms import recorded, with_fault
 
 NO_RESULTS = Results()
 
@@ -126,3 +129,31 @@ def test_fp32_errs_by_the_spacing_of_the_largest_terms_of_scores_in_any_sequence
     spacing = np.spacing(largest).astype(np.float64) * np.log(2)
     np.testing.assert_allclose(found[table.SCORE_SPACING.name], spacing)
     np.testing.assert_allclose(fp32_error(found), np.expm1(2.5 * spacing.max(0)))
+
+
+def of_one_sequence(call: AttentionCall, n: int) -> AttentionCall:
+    """Written out, by the names of the fields."""
+    told = {name: x if name == "sink" or len(x) == 1 else x[n : n + 1] for name, x in call.form.tensors.items()}
+    names = ("q", "k", "v", "grad_out", "out", "grad_q", "grad_k", "grad_v", "grad_logsumexp")
+    held = {name: x[n : n + 1] for name in names if (x := getattr(call, name)) is not None}
+    return dataclasses.replace(call, **held, form=dataclasses.replace(call.form, **told))
+
+
+@pytest.mark.parametrize("name", ["padding", "dropout and bias", "sink, window and soft cap", "wider values"])
+def test_a_head_is_measured_alike_with_whichever_others(name: str) -> None:
+    """Short sequences are measured together. A head that is far off changes nothing of the others."""
+    call = recorded(call_in(name, factor=2.0), with_fault(Fault("stale_maximum", head=2)))
+    call = dataclasses.replace(call, grad_logsumexp=call.grad_out[..., 0].float() / 10)
+    probed = probe(lambda q, k, v, _causal, _scale: written_out(q, k, v, call.form), call)
+    assert probed is not None
+    plain, asked = (measured(call, Results.kept(call), of) for of in (None, probed))
+    for n in (1, 4):
+        one = of_one_sequence(call, n)
+        features = {field: x[n : n + 1] for field, x in vars(probed).items() if field != "block"}
+        alone = measured(one, Results.kept(one), dataclasses.replace(probed, **features))
+        two = one.of_heads(slice(0, 1))
+        for measures, found in ((alone, asked), (measured(two, Results.kept(two)), plain)):
+            for field, values in measures.items():
+                expected = found[field][n, : values.shape[1]]
+                torch.testing.assert_close(values[0], expected, rtol=1e-9, atol=1e-12, equal_nan=True)
+    assert (plain[table.OUT_ERROR.name] > OUT_OFF).any(0).tolist() == [False, False, True, False]

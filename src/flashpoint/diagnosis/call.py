@@ -208,6 +208,13 @@ class AttentionCall:
         of_rows = None if self.grad_logsumexp is None else self.grad_logsumexp[:, queries]
         return dataclasses.replace(self, **sliced, form=self.form.of_heads(queries), grad_logsumexp=of_rows)
 
+    def as_one_sequence(self, some: slice) -> AttentionCall:
+        """Return the call of some sequences with all of their heads as heads of one, which has no identity."""
+        held = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
+        held = {name: heads_of(x, some) for name, x in held.items() if x is not None}
+        form = self.form.as_one_sequence(some, self.q.shape[:2])
+        return dataclasses.replace(self, **held, form=form, identities=())
+
     def to(self, device: torch.device) -> AttentionCall:
         """Return the call with its tensors on a device."""
         moved = {name: getattr(self, name) for name in (*_NEEDED, *_OPTIONAL, _OF_ROWS)}
@@ -225,6 +232,11 @@ def fit_together(shapes: Mapping[str, Sequence[int]]) -> bool:
     out = [*q[:3], v[3]]
     needed = {"q": q, "grad_q": q, "k": k, "grad_k": k, "v": v, "grad_v": v, "out": out, "grad_out": out}
     return all(list(shape) == needed[name] for name, shape in shapes.items())
+
+
+def heads_of(x: Tensor, some: slice) -> Tensor:
+    """Return all heads of some sequences of [N, H, …] as those of one, [1, H of each, …]."""
+    return x[some].flatten(0, 1)[None]
 
 
 def joined(calls: Sequence[AttentionCall]) -> AttentionCall:
@@ -262,7 +274,10 @@ def by_identity(identities: Sequence[str]) -> list[list[int]]:
 def averaged(values: Tensor, identities: Sequence[str]) -> Tensor:
     """Return values [S, H] of sequences as those of the different ones, each the mean over its repetitions. NaN is left
     out where another repetition has a value."""
-    return torch.stack([values[places].nanmean(0) for places in by_identity(identities)])
+    different = by_identity(identities)
+    if len(different) == len(values):
+        return values
+    return torch.stack([values[places].nanmean(0) for places in different])
 
 
 def _digest(tensors: Sequence[Tensor]) -> str:

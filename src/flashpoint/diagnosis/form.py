@@ -157,6 +157,19 @@ class Form:
         """Return the form of some heads of queries."""
         return self._changed(lambda name, x: x[queries] if name == "sink" else x if x.shape[1] == 1 else x[:, queries])
 
+    def as_one_sequence(self, some: slice, shape: Sequence[int]) -> Form:
+        """Return the form of :meth:`.AttentionCall.as_one_sequence`. ``shape`` is N and H."""
+        count = len(range(*some.indices(shape[0])))
+
+        def change(name: str, x: Tensor) -> Tensor:
+            if name == "sink":
+                return x.repeat(count)
+            if x.shape[:2] == (1, 1):
+                return x
+            return (x[some] if len(x) > 1 else x).expand(count, shape[1], -1, -1).flatten(0, 1)[None]
+
+        return self._changed(change)
+
     def to(self, device: torch.device) -> Form:
         """Return the form with its tensors on a device."""
         return self._changed(lambda _name, x: x.to(device))

@@ -9,16 +9,20 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from flashpoint.diagnosis import measure_table as table
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, heads_of
 from flashpoint.diagnosis.exact import Exact
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""
+_SHORT, _FEW_ELEMENTS = 64, 1 << 17
+"""Tokens of sequences that are measured together, and scores of theirs that are held at a time: of fewer, an operation
+starts for longer than it computes. Of longer sequences each may be computed in other tiles."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,10 @@ class Results:
     def kept(cls, call: AttentionCall) -> Results:
         """The results that the call itself holds."""
         return cls(call.out, call.grad_q, call.grad_k, call.grad_v)
+
+    def as_one_sequence(self, some: slice) -> Results:
+        """Return those of :meth:`.AttentionCall.as_one_sequence`."""
+        return Results(*(None if x is None else heads_of(x, some) for x in vars(self).values()))
 
 
 @dataclass(frozen=True)
@@ -56,6 +64,11 @@ class Probed:
     weights: Tensor
     masses: Tensor
     block: int
+
+    def as_one_sequence(self, some: slice) -> Probed:
+        """Return what was asked of :meth:`.AttentionCall.as_one_sequence`."""
+        tensors: dict[str, Any] = {name: heads_of(x, some) for name, x in vars(self).items() if name != "block"}
+        return dataclasses.replace(self, **tensors)
 
 
 def without_empty_rows(call: AttentionCall, results: Results) -> tuple[AttentionCall, Results, Tensor | None]:
@@ -90,14 +103,23 @@ _OfHeads = Callable[[AttentionCall, Results, Probed | None, int], Measures]
 
 
 def by_sequence(call: AttentionCall, results: Results, probed: Probed | None, of_heads: _OfHeads) -> Measures:
-    """Return what ``of_heads`` measures of each sequence, [N, H] on the CPU; it is given some heads at a time."""
-    if not call.q.shape[0]:
+    """Return what ``of_heads`` measures of each sequence, [N, H] on the CPU; it is given some heads at a time. Heads of
+    short sequences it is given as those of one."""
+    sequences, heads, queries = call.q.shape[:3]
+    if not sequences:
         raise ValueError("a call of no sequence")
+    short = max(queries, call.k.shape[2]) <= _SHORT
+    together = max(1, _FEW_ELEMENTS // (heads * queries * call.k.shape[2])) if short else 1
     found = []
-    for n in range(call.q.shape[0]):
-        parts = [of_heads(*some, n) for some in _split(call, results, probed)]
-        found.append({name: torch.cat([part[name] for part in parts]) for name in parts[0]})
-    return {name: torch.stack([one[name] for one in found]).cpu() for name in found[0]}
+    for start in range(0, sequences, together):
+        whole, n = (call, results, probed), start
+        if together > 1:
+            some, n = slice(start, start + together), 0
+            asked = probed and probed.as_one_sequence(some)
+            whole = call.as_one_sequence(some), results.as_one_sequence(some), asked
+        parts = [of_heads(*part, n) for part in _split(*whole)]
+        found.append({name: torch.cat([part[name] for part in parts]).view(-1, heads) for name in parts[0]})
+    return {name: torch.cat([one[name] for one in found]).cpu() for name in found[0]}
 
 
 def _split(
