@@ -298,6 +298,23 @@ def test_the_newest_starts_that_grow_are_taken(
     assert ([one.step for one in found], [one.step for one in others]) == (chosen, refused)
 
 
+@pytest.mark.parametrize(
+    ("newest_first", "chosen", "refused"),
+    [
+        ((0.9, 0.5, 0.0, 0.0, 0.9, 0.9), [5000, 4000], [3000, 2000]),  # before the growth nothing is looked for
+        ((0.9, 0.0, 0.5, 0.0, 0.9, 0.0), [5000, 3000, 1000], [4000, 2000]),
+        ((0.0, 0.0, 0.0, 0.0, 0.9, 0.9), [1000, 0], [5000, 4000, 3000, 2000]),  # none counts yet
+    ],
+)
+def test_the_search_ends_at_two_checkpoints_before_the_growth(
+    tmp_path: Path, newest_first: tuple[float, ...], chosen: list[int], refused: list[int]
+) -> None:
+    growths = {1000 * at: (growth, 0.0, 0.0, 0.0) for at, growth in enumerate(reversed(newest_first))}
+    with Branches(Chaotic(growths), RunFolder(tmp_path), 200, None) as branches:
+        found, others = find_starts(branches, 3)
+    assert ([one.step for one in found], [one.step for one in others]) == (chosen, refused)
+
+
 def test_no_batch_is_in_two_branches(tmp_path: Path) -> None:
     subject = Chaotic({100 * at: (0.5, 0.0, 0.0, 0.0) for at in range(10)})
     with Branches(subject, RunFolder(tmp_path), 200, None) as branches:

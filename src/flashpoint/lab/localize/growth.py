@@ -45,6 +45,9 @@ _MOST_WEIGHT = 0.75
 _CANDIDATES = 2
 """Times as many checkpoints as are wanted are tried: early ones show no growth yet, and after late ones the twin's W_Q
 grows too."""
+_BEFORE_IT_BEGAN = 2
+"""So many checkpoints without growth, one after the other and older than one that counts, end the search: W_Q began to
+grow after them."""
 
 
 class NoGrowthError(UserError):
@@ -118,7 +121,7 @@ def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[S
     Starts lie at least a branch's steps apart: branches from different starts share no batch.
 
     Args:
-        wanted: so many are looked for, among twice as many.
+        wanted: so many are looked for, among twice as many, and not far back beyond the beginning of the growth.
 
     Raises:
         OutOfTimeError: a branch is missing, and the time is over.
@@ -127,7 +130,7 @@ def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[S
     """
     left = _apart(branches.checkpoints, branches.steps)[: _CANDIDATES * wanted]
     tried: list[Start] = []
-    while left and (missing := wanted - len(fit(tried))) > 0:
+    while left and (missing := wanted - len(fit(tried))) > 0 and not _before_growth(tried):
         now, left = left[:missing], left[missing:]
         subject, steps = branches.subject, branches.steps
         needed = (subject.whole, subject.twin, subject.second_twin)
@@ -139,6 +142,13 @@ def find_starts(branches: Branches[A], wanted: int) -> tuple[list[Start], list[S
     if not found:
         raise _refused(branches, tried)
     return found[:wanted], [start for start in tried if start not in found]
+
+
+def _before_growth(tried: Sequence[Start]) -> bool:
+    """Return whether the oldest that were tried, newest first, lie before the growth began."""
+    counting = fit(tried)
+    oldest = tried[-_BEFORE_IT_BEGAN:]
+    return bool(counting) and len(oldest) == _BEFORE_IT_BEGAN and not any(start in counting for start in oldest)
 
 
 def _apart(checkpoints: Sequence[int], steps: int) -> list[int]:
