@@ -37,6 +37,9 @@ _OF_ROWS = "grad_logsumexp"
 _OF_FORM = ("is_causal", "scale", "softcap", "dropout")
 """What the metadata says of a call's form."""
 _DTYPES = {"bfloat16", "float16", "float32", "float64"}
+_SHORT, _FEW_ELEMENTS = 64, 1 << 17
+"""Tokens of sequences that are measured together, and scores of theirs that are held at a time: of fewer, an operation
+starts for longer than it computes. Of longer sequences each may be computed in other tiles."""
 
 
 WITH_FP16_INSIDE = " with FP16 inside"
@@ -196,6 +199,12 @@ class AttentionCall:
     def groups(self) -> int:
         """Heads that share one head of keys and values."""
         return self.q.shape[1] // self.k.shape[1]
+
+    @property
+    def at_a_time(self) -> int:
+        """How many sequences are measured at a time, as one with all of their heads; 1 of long ones."""
+        heads, queries, keys = *self.q.shape[1:3], self.k.shape[2]
+        return max(1, _FEW_ELEMENTS // (heads * queries * keys)) if max(queries, keys) <= _SHORT else 1
 
     def of_heads(self, keys: slice) -> AttentionCall:
         """Return the call of some heads of keys and values, with the queries' heads that share them."""

@@ -20,9 +20,6 @@ from flashpoint.diagnosis.exact import Exact
 
 _ELEMENTS = 1 << 24
 """Scores that are held at a time, if those of one head of keys are not more."""
-_SHORT, _FEW_ELEMENTS = 64, 1 << 17
-"""Tokens of sequences that are measured together, and scores of theirs that are held at a time: of fewer, an operation
-starts for longer than it computes. Of longer sequences each may be computed in other tiles."""
 
 
 @dataclass(frozen=True)
@@ -105,16 +102,14 @@ _OfHeads = Callable[[AttentionCall, Results, Probed | None, int], Measures]
 def by_sequence(call: AttentionCall, results: Results, probed: Probed | None, of_heads: _OfHeads) -> Measures:
     """Return what ``of_heads`` measures of each sequence, [N, H] on the CPU; it is given some heads at a time. Heads of
     short sequences it is given as those of one."""
-    sequences, heads, queries = call.q.shape[:3]
+    sequences, heads = call.q.shape[:2]
     if not sequences:
         raise ValueError("a call of no sequence")
-    short = max(queries, call.k.shape[2]) <= _SHORT
-    together = max(1, _FEW_ELEMENTS // (heads * queries * call.k.shape[2])) if short else 1
     found = []
-    for start in range(0, sequences, together):
+    for start in range(0, sequences, call.at_a_time):
         whole, n = (call, results, probed), start
-        if together > 1:
-            some, n = slice(start, start + together), 0
+        if call.at_a_time > 1:
+            some, n = slice(start, start + call.at_a_time), 0
             asked = probed and probed.as_one_sequence(some)
             whole = call.as_one_sequence(some), results.as_one_sequence(some), asked
         parts = [of_heads(*part, n) for part in _split(*whole)]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from flashpoint.diagnosis.call import AttentionCall
+from flashpoint.diagnosis.call import AttentionCall, heads_of
 
 if TYPE_CHECKING:
     from flashpoint.diagnosis.finding import Finding, Make
@@ -39,7 +39,8 @@ def with_sink(call: AttentionCall, out: Tensor | None) -> AttentionCall:
     """
     if out is None or call.form.sink is not None:
         return call
-    looked_at = [_rows_of(call, out, n) for n in range(len(call.q))]
+    starts = range(0, len(call.q), call.at_a_time)
+    looked_at = [_rows_of(call, out, slice(start, start + call.at_a_time)) for start in starts]
     sink = sink_of(*(torch.cat(parts, 1) for parts in zip(*looked_at, strict=True)))
     if not (sink > -torch.inf).any():
         return call
@@ -78,16 +79,18 @@ def sink_finding(call: AttentionCall, finding: Make) -> Finding | None:
     return finding("sink", heads, text)
 
 
-def _rows_of(call: AttentionCall, out: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what :func:`sink_of` takes, of some rows of a sequence."""
-    form, length = call.form, call.q.shape[-2]
+def _rows_of(call: AttentionCall, out: Tensor, some: slice) -> list[Tensor]:
+    """Return what :func:`sink_of` takes, of some rows of some sequences."""
+    one, out, heads = call.as_one_sequence(some), heads_of(out, some), call.q.shape[1]
+    form, length = one.form, one.q.shape[-2]
     spaced = torch.logspace(0, 1, _ROWS, base=length, device=out.device).long() - 1
     rows = torch.cat([torch.arange(min(length, _ROWS // 2), device=out.device), spaced.clamp(0, length - 1)]).unique()
-    k, v = (x[n].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
-    scores = form.scores(form.scale * call.q[n, :, rows].double() @ k.mT, n, rows)
-    probs, dropped = scores.softmax(-1), form.dropped(n, rows)
+    k, v = (x[0].double().repeat_interleave(call.groups, 0) for x in (one.k, one.v))
+    scores = form.scores(form.scale * one.q[0, :, rows].double() @ k.mT, 0, rows)
+    probs, dropped = scores.softmax(-1), form.dropped(0, rows)
     weights = probs if dropped is None else probs * dropped
-    return scores.logsumexp(-1), weights @ v, out[n, :, rows].double()
+    found = scores.logsumexp(-1), weights @ v, out[0, :, rows].double()
+    return [x.unflatten(0, (-1, heads)).transpose(0, 1).flatten(1, 2) for x in found]
 
 
 def _score(sums: Tensor, masses: Tensor, across: Tensor) -> Tensor | float:
