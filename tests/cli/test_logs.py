@@ -67,7 +67,7 @@ def test_which_column_is_the_loss_is_told_behind_the_path(tmp_path: Path) -> Non
         ("trainer_state.json", b'{"log_history": 3}'),
         ("words.txt", b"nothing of interest\n"),
         ("no_loss.csv", b"step,accuracy\n1,0.5\n"),
-        ("no_step.log", b"loss 2.5\n"),
+        ("no_step.log", b"accuracy 2.5\n"),
         ("header.csv", b"step,loss\n"),
         ("events.out.tfevents.1.x", b"no events\n"),
         ("run-x.wandb", b":W&B and then nothing"),
@@ -119,3 +119,11 @@ def test_a_checkpoint_of_a_trainer_is_a_log_and_no_run_of_ours(tmp_path: Path) -
     (checkpoint / "trainer_state.json").write_bytes((WRITTEN / "transformers_nan.json").read_bytes())
     for word in (tmp_path, checkpoint):
         assert [run.verdict for run in select_runs([str(word)])] == ["nonfinite at 30"]
+
+
+def test_of_several_trainings_in_a_log_it_is_told_that_the_last_is_judged(tmp_path: Path) -> None:
+    path = tmp_path / "several.csv"
+    path.write_text("run,step,loss\n" + "".join(f"{run},{step},2.5\n" for run in "ab" for step in range(300)))
+    assert "of several trainings in a log the last is judged" in call("runs", path).stdout
+    path.write_text("step,loss\n" + "".join(f"{step},2.5\n" for step in [*range(300), *range(200, 400)]))
+    assert "several trainings" not in call("runs", path).stdout

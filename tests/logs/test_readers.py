@@ -154,6 +154,9 @@ def test_a_wandb_export_of_several_runs_needs_the_column_that_is_the_loss(tmp_pa
         ('{"step": 3, "loss": Infinity, "lr": 1e-3, "heads": [1, 2]}', 3, {"loss": math.inf, "lr": 0.001}),
         ("[INFO] step=100 train_loss=-inf info nanny", 100, {"train_loss": -math.inf}),
         ("Epoch 1 Step 10 Loss=2.5 (2.6)", 10, {"Epoch": 1.0, "Loss": 2.5}),
+        ("step 5 loss tensor(2.5, grad_fn=<NllLossBackward0>) norm np.float64(0.5)", 5, {"loss": 2.5, "norm": 0.5}),
+        ('{"step": 3, "train": {"loss": 2.5, "at": {"lr": 0.5}}}', 3, {"train/loss": 2.5, "train/at/lr": 0.5}),
+        ("s:250 trl:2.5 lr:0.0006 norm:0.5", 250, {"train loss": 2.5, "lr": 0.0006, "grad norm": 0.5}),
         ('| INFO | {"update": 0.018, "loss": "15.08", "num_updates": "100"}', 100, {"loss": 15.08}),
     ],
 )  # fmt: skip
@@ -183,6 +186,53 @@ def test_a_summary_is_no_candidate_for_the_loss(tmp_path: Path) -> None:
     log = log_of(path)
     assert log.names == {"loss": "loss", "val_loss": "val loss"}
     assert len(losses(log)) == 50
+
+
+def test_a_name_that_has_a_fraction_somewhere_is_no_step(tmp_path: Path) -> None:
+    """fairseq's ``update`` is the part of the epochs that is done, and a whole number at the end of each."""
+    path = tmp_path / "train.log"
+    path.write_text(
+        "".join(f'{{"update": {step / 4:.3f}, "loss": "2.5", "num_updates": "{step}"}}\n' for step in range(9))
+    )
+    assert list(losses(log_of(path))) == list(range(9))
+    assert log_of(path).resumes == ()
+
+
+WITHOUT_STEPS = {
+    "the Trainer's own lines": "{'loss': '%s', 'grad_norm': '0.5', 'epoch': '0.1'}\n",
+    "a progress bar": "\rEpoch 0:  3%%|# | 60/2000 [00:10<01:00, 5.0it/s, train_loss=%s]",
+    "an epoch and its batches": "Epoch [1/4], Batch [3/500], Loss: %s\n",
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_STEPS)
+def test_lines_without_a_step_are_counted(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("2 GPUs\n" + "".join(WITHOUT_STEPS[name] % loss for loss in (2.5, 2.25, math.nan)) + "\n")
+    log = log_of(path)
+    found = losses(log)
+    assert list(found) == [0, 1, 2]
+    assert (found[0], found[1], math.isnan(found[2])) == (2.5, 2.25, True)
+    assert any("counted" in remark for remark in log.remarks)
+
+
+def test_rows_without_a_step_are_counted(tmp_path: Path) -> None:
+    path = tmp_path / "frame.csv"
+    path.write_text(",loss,accuracy\n0,2.5,0.5\n1,,0.5\n2,2.25,0.5\n")  # as pandas writes one, with its index
+    assert losses(log_of(path)) == {0: 2.5, 2: 2.25}
+
+
+def test_an_array_of_objects_is_a_log(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    path.write_text(json.dumps([{"step": step, "loss": step + 0.5} for step in (0, 10)], indent=1))
+    assert losses(log_of(path)) == {0: 0.5, 10: 10.5}
+
+
+def test_a_line_that_stands_twice_replaces_nothing(tmp_path: Path) -> None:
+    """Each handler of a logger may write it, and each process."""
+    path = tmp_path / "train.log"
+    path.write_text("".join(2 * f"step {step} loss {loss}\n" for step, loss in enumerate([2.5, math.nan, 2.25])))
+    assert log_of(path).repeated == 0
 
 
 @pytest.mark.parametrize("first", [0, 10])

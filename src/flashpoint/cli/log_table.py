@@ -42,6 +42,8 @@ def told(run: Run, judged: Judgement) -> list[str]:
     lines += log.remarks
     if log.repeated:
         lines.append(f"{log.repeated:,} losses stand again with another value at the same step: the last one counts")
+    if any(one.step <= log.columns[LOSS.name][0][0] for one in log.resumes):
+        lines.append("it begins anew at its first step: of several trainings in a log the last is judged, so part them")
     lines += [
         f"the loss rose from {jump.before:.3g} to {jump.after:.3g} where it went on at step {jump.resume.step:,}: look "
         "at optimiser state, schedule and order of the data first"

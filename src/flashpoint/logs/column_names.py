@@ -18,6 +18,7 @@ _OTHERS = {
     GRAD_NORM.name: (
         "grad norm", "gradient norm", "train grad norm", "train gradient norm", "global grad norm", "total grad norm",
         "grad norm total", "grad 2.0 norm total", "train gnorm", "gnorm", "gradnorm", "train grad 2.0 norm total",
+        "optim total grad norm", "norm",
     ),
     LEARNING_RATE.name: ("lr", "learning rate", "train lr", "train learning rate"),
     VALIDATION_LOSS.name: (
@@ -36,6 +37,11 @@ _FEW = 0.1
 def plain_name(name: str) -> str:
     """Return a name in small letters, its words apart by blanks, without the run that W&B's page puts before it."""
     return " ".join(re.split(r"[\s_/\\|-]+", name.rpartition(" - ")[2].strip().lower())).strip()
+
+
+def is_loss(name: str) -> bool:
+    """Whether a name says by itself that it is a step's training loss."""
+    return plain_name(name) in _LOSSES
 
 
 def metric_columns(where: str, counts: Mapping[str, int], asked: str | None) -> dict[str, str]:
@@ -61,7 +67,7 @@ def metric_columns(where: str, counts: Mapping[str, int], asked: str | None) -> 
 
 
 def _loss(where: str, plain: Mapping[str, str], counts: Mapping[str, int]) -> str:
-    named = [name for name in counts if plain[name] in _LOSSES]
+    named = [name for name in counts if is_loss(name)]
     if not named:
         words = {name: frozenset(plain[name].split()) for name in counts}
         named = [name for name in counts if "loss" in words[name] and not words[name] & _NO_TRAINING]

@@ -1,4 +1,5 @@
-"""CSV files with a step: those of Lightning's ``CSVLogger``, what W&B exports, what spreadsheets save, and any other.
+"""CSV files with a step, or a loss whose rows are counted: those of Lightning's ``CSVLogger``, what W&B exports, what
+spreadsheets save, and any other.
 
 Spreadsheets part cells by semicolons where the comma is a decimal mark, and may name the delimiter in a line before the
 header, as ``sep=;``.
@@ -11,7 +12,7 @@ import csv
 from pathlib import Path
 
 from flashpoint.errors import UserError
-from flashpoint.logs.column_names import plain_name
+from flashpoint.logs.column_names import is_loss, plain_name
 from flashpoint.logs.numerals import has_decimal_comma, number_with
 from flashpoint.logs.record import Record, step_of
 
@@ -23,13 +24,14 @@ _RANGE = ("__MIN", "__MAX")
 
 
 def is_csv(head: bytes) -> bool:
-    """Whether a file that begins so is one: its first line names several columns, one of them the step."""
+    """Whether a file that begins so is one: its first line names several columns, one of them a step or a loss."""
     lines = _without_hint(head.decode(errors="replace").lstrip("\ufeff").splitlines())
     return bool(lines) and _delimiter(lines[0]) is not None
 
 
 def read_csv(path: Path) -> Record:
-    """Return the rows that have a step. Cells that hold no number are missing.
+    """Return the rows that have a step, or all of them, counted, where no column is one, as pandas writes a loss alone.
+    Cells that hold no number are missing.
 
     A last line without its end is left out: it may be half a number.
 
@@ -49,21 +51,27 @@ def read_csv(path: Path) -> Record:
     except (csv.Error, ValueError) as error:
         raise UserError(f"{path}: no CSV ({error}); restore the file") from error
     at = _step_column(header)
-    assert at is not None, header
+    if at is None:
+        remarks.append("no column is a step, so its rows are counted")
     comma = any("," in cell for row in cells for cell in row)
     comma = comma and has_decimal_comma((cell for row in cells for cell in row), unless_told=delimiter == ";")
     if comma:
         remarks.append("its numbers have decimal commas")
     named = [(place, name) for place, name in enumerate(header) if place != at and not name.endswith(_RANGE)]
     rows = []
-    for row in cells:
-        if len(row) > at and (step := step_of(number_with(row[at], decimal_comma=comma))) is not None:
+    for number, row in enumerate(cells):
+        step = number if at is None else _step(row, at, comma)
+        if step is not None:
             cells_of = ((name, row[place]) for place, name in named if place < len(row))
             numbers = ((name, number_with(cell, decimal_comma=comma)) for name, cell in cells_of)
             rows.append((step, {name: number for name, number in numbers if number is not None}))
-    if plain_name(header[at]) == "epoch":
+    if at is not None and plain_name(header[at]) == "epoch":
         remarks.append("its steps are epochs")
     return Record("CSV", rows, remarks)
+
+
+def _step(row: list[str], at: int, comma: bool) -> int | None:
+    return step_of(number_with(row[at], decimal_comma=comma)) if len(row) > at else None
 
 
 def _without_hint(lines: list[str]) -> list[str]:
@@ -72,12 +80,12 @@ def _without_hint(lines: list[str]) -> list[str]:
 
 
 def _delimiter(header: str) -> str | None:
-    """Return what parts a header into most columns, one of them the step; None where nothing does."""
+    """Return what parts a header into most columns, one of them a step or a loss; None where nothing does."""
     found: dict[str, int] = {}
     for delimiter in _DELIMITERS:
         with contextlib.suppress(csv.Error):
             names = next(csv.reader([header], delimiter=delimiter), [])
-            if _step_column(names) is not None:
+            if _step_column(names) is not None or (len(names) > 1 and any(map(is_loss, names))):
                 found[delimiter] = len(names)
     return max(found, key=found.__getitem__) if found else None
 

@@ -21,6 +21,7 @@ _HEAD = 2**16  # bytes by which a format is known
 _MOST_MB = 2000
 """Of a log: it is held in memory as a whole."""
 _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+_COMPRESSED = b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 _STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
 """Names of logs in a folder; those of the other formats are patterns."""
 
@@ -53,7 +54,7 @@ class Log:
     """The columns that are metrics of every run, by the metric's name; ``loss`` is among them."""
     resumes: tuple[Resume, ...]
     repeated: int
-    """Losses that another one of the same step replaced, without a step back: the last one stands."""
+    """Losses that another value of the same step replaced, without a step back: the last one stands."""
     remarks: tuple[str, ...]
 
 
@@ -75,7 +76,7 @@ class _Column:
         if self.steps:
             if step < self.steps[-1] or process != self.process:
                 self.resumes.append(Resume(step, self.steps[-1]))
-            elif step == self.steps[-1]:
+            elif step == self.steps[-1] and not _same(value, self.values[-1]):
                 self.repeated += 1
             while self.steps and self.steps[-1] >= step:
                 self.steps.pop()
@@ -86,6 +87,10 @@ class _Column:
 
     def series(self) -> Series:
         return np.array(self.steps, np.int64), np.array(self.values, np.float64)
+
+
+def _same(one: float, other: float) -> bool:
+    return one == other or (math.isnan(one) and math.isnan(other))
 
 
 def log_files(path: Path) -> list[Path]:
@@ -178,6 +183,8 @@ def _read(where: str, files: list[Path]) -> Record:
         raise UserError(f"{where}: has more than {_MOST_MB:,} MB; give a log of the losses alone")
     if _head(files[0])[:2] in _UTF16:
         raise UserError(f"{where}: text in UTF-16; convert it with iconv -f UTF-16 -t UTF-8")
+    if _head(files[0]).startswith(_COMPRESSED):
+        raise UserError(f"{where}: is compressed; unpack it, and name what it holds")
     reader = _reader(files[0])
     if reader is not None:
         return reader(files)
