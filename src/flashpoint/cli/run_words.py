@@ -110,7 +110,8 @@ def _kept(word: str, evidence: KeptRuns) -> list[Run]:
     experiments = matching(evidence.experiments, experiment)
     if not experiments:
         known = evidence.experiments
-        there = nearest(experiment, known).rstrip() or f"it has {_listed(known) or 'none'}"
+        none = "none: the tables of the findings are in the checkout of flashpoint, so call it there"
+        there = nearest(experiment, known).rstrip() or f"it has {_listed(known) or none}"
         raise UserError(f"{word}: no experiment {experiment} in {evidence.root}; {there}")
     runs = [run for name in experiments for run in evidence.experiments[name].values()]
     found = set(matching((run.name for run in runs), pattern))

@@ -224,6 +224,14 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert (tmp_path / "runs/plain/report/report.html").read_text() == own
 
 
+def test_a_run_whose_folder_takes_no_page_has_it_elsewhere(tmp_path: Path) -> None:
+    run = record(tmp_path / "runs", "plain", probes=False).folder.path
+    (run / "report").write_text("a file")
+    assert "choose another folder with --out" in refusal(call("report", "plain", cwd=tmp_path))
+    assert call("report", "plain", "--out", "page", cwd=tmp_path).stdout == "page/report.html\n"
+    assert (run / "report").read_text() == "a file"
+
+
 def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_path: Path) -> None:
     good = record(tmp_path / "runs", "good", probes=False).folder.path
     call("report", "good", cwd=tmp_path).check_returncode()
