@@ -304,10 +304,18 @@ class Part(NoMask):
     """Of whatever the caller has."""
 
 
-@pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend", "part"])
+@pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend", "part", "layer_idx", "n_head"])
 def test_an_option_that_is_no_mask_leaves_a_faulty_attention_in(tmp_path: Path, name: str) -> None:
     """Beside a mask, a fault in so many rows could be the mask's."""
-    given = {"deterministic": True, "sm_scale": 8**-0.5, "backend": "fa2", "part": Part()}[name]
+    options = {
+        "deterministic": True,
+        "sm_scale": 8**-0.5,
+        "backend": "fa2",
+        "part": Part(),
+        "layer_idx": 1,
+        "n_head": 2,
+    }
+    given = options[name]
     model = Model(lambda q, k, v: faulty(q, k, v, **{name: given}))
     run = loop(tmp_path, model, captured, steps=2, functions=[f"{__name__}:faulty"])
     assert run.manifest.not_recorded == ()

@@ -47,6 +47,8 @@ _OF_CONFIGURATION = ("attn_pdrop", "attention_dropout", "attention_probs_dropout
 """Names that configurations of models have for the attention's dropout."""
 _LIKE_MASKS = ("mask", "bias")
 """Parts of names. What an argument with another name says by True, False or a word is taken to be no mask."""
+_NO_MASKS = ("layer", "head", "seed")
+"""Parts of names whose numbers close no pair: which layer calls, how many heads there are."""
 _WINDOWS = ("window_size", "sliding_window", "window")
 _SINKS = ("sinks", "s_aux", "learnable_sink")
 _SLOPES = "alibi_slopes"
@@ -157,7 +159,7 @@ def of_named(given: Mapping[str, Any], qkv: Sequence[Tensor], by_token: bool, ca
             raise LeftOut(f"{exchanged} @bthd in functions=") from None
         if unknown and not dropped.p:
             meaning = f"what {' and '.join(unknown)} means is not known; give it by one of these names"
-            raise LeftOut(f"{why}, and {meaning}: {KNOWN}") from None
+            raise LeftOut(f"{why}: perhaps a fault, and {meaning}: {KNOWN}") from None
         if own := _untold(why.forms, call, has_scale):
             return own
         if dropped.p:
@@ -184,6 +186,8 @@ def _may_be_mask(name: str, value: Any) -> bool:
     """Return whether an argument may hold a mask for all that is known: a tensor, a block mask of flex_attention, any
     object, the length of a prefix."""
     if isinstance(value, int | float | str):
+        if any(part in name for part in _NO_MASKS) and not any(part in name for part in _LIKE_MASKS):
+            return False
         return bool(value) and not (isinstance(value, bool | str) and not any(part in name for part in _LIKE_MASKS))
     return not isinstance(value, NoMask)
 
