@@ -16,9 +16,10 @@ from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measure_table import OF_DELTA, OF_DELTA_SPREAD
 from flashpoint.diagnosis.measures import Results
-from flashpoint.diagnosis.roundings import Beside, _slope_by_rows, held_in
+from flashpoint.diagnosis.roundings import Beside, _by_scores, _slope_by_rows, held_in
 from flashpoint.diagnosis.verdict import diagnose, measured
 from tests.diagnosis.calls import inputs
+from tests.diagnosis.forms import call_in
 
 LOG2E = math.log2(math.e)
 
@@ -162,6 +163,24 @@ def test_the_slope_is_the_share_of_what_rounding_l_makes(share: float, unit: flo
     torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share, dtype=torch.float64), rtol=0, atol=1e-9)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["causal", "relative positions", "dropout", "sink"])
+def test_what_rounded_scores_make_of_dq_is_what_autograd_makes_of_them(name: str, dtype: torch.dtype) -> None:
+    """In FP64, with the rounding as a constant that is added to S."""
+    call = call_in(name, seed=3, factor=4.0)
+    form, q = call.form, call.q[0].double().requires_grad_()
+    k, v = (x[0].double().repeat_interleave(call.groups, 0) for x in (call.k, call.v))
+    scores = form.scores(form.scale * q @ k.mT, 0)
+    lost = (scores.detach().to(dtype).double() - scores.detach()).nan_to_num(0.0)
+    sink = torch.full((call.q.shape[1],), -math.inf) if form.sink is None else form.sink
+    with_sink = torch.cat([scores + lost, sink.double()[:, None, None].expand(*scores.shape[:2], 1)], -1)
+    weights = with_sink.softmax(-1)[..., :-1]
+    out = (weights if (dropped := form.dropped(0)) is None else weights * dropped) @ v
+    (rounded,) = torch.autograd.grad(out, q, call.grad_out[0].double())
+    true, some = exact(call, 0), slice(0, None, 3)
+    torch.testing.assert_close(_by_scores(true, some, dtype), (rounded - true.grad_q)[:, some], rtol=1e-9, atol=1e-12)
+
+
 def test_scores_of_few_bits_are_no_rounded_l_where_rows_have_nearly_one_key() -> None:
     """Their own part of dQ is left out, and nothing is left to tell."""
     call = Kernel(64, scores=True).call(inputs(4, 12.0, sequences=16), is_causal=True)
@@ -265,9 +284,19 @@ def test_the_standard_error_of_a_slope_is_hc3_of_the_whole_regression() -> None:
     np.testing.assert_allclose([float(one) for one in found[:2]], expected, rtol=1e-9)
 
 
+@pytest.mark.parametrize("rows", [3, 4, 5, 6, 7])
+def test_no_slope_is_told_of_as_few_rows_as_it_has_unknowns(rows: int) -> None:
+    """Beside a constant, the rounding of P̄ and that of O there are a factor of δ and then what holding it makes."""
+    call = Kernel(64).call(inputs(13, length=rows), is_causal=False)
+    found = measured(call, Results.kept(call))
+    for measure, unknowns in (("delta_follows_out", 3), ("delta_factor", 4), ("delta_of_out_near_bf16", 5)):
+        assert found[measure].isfinite().all() == (rows > unknowns), measure
+        assert found[measure].isnan().all() == (rows <= unknowns), measure
+
+
 def test_of_a_delta_in_fp32_slopes_spread_as_is_said() -> None:
     """Over 320 heads and sequences their squares are those of the standard errors, to 25 %."""
-    found = diagnose(Kernel(64).call(inputs(12, sequences=80, length=96))).measures
+    found = diagnose(Kernel(64).call(inputs(12, sequences=80))).measures
     for key, row in OF_DELTA.items():
         ratios = found[row.name] / found[OF_DELTA_SPREAD[key].name]
         assert float(ratios.square().mean()) == pytest.approx(1.0, abs=0.25), key
