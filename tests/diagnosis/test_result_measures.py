@@ -157,3 +157,18 @@ def test_a_head_is_measured_alike_with_whichever_others(name: str) -> None:
                 expected = found[field][n, : values.shape[1]]
                 torch.testing.assert_close(values[0], expected, rtol=1e-9, atol=1e-12, equal_nan=True)
     assert (plain[table.OUT_ERROR.name] > OUT_OFF).any(0).tolist() == [False, False, True, False]
+
+
+@pytest.mark.parametrize("forward_alone", [False, True])
+def test_dv_has_the_weights_of_any_out_that_they_make(forward_alone: bool) -> None:
+    """dOᵀO is dVᵀV: weights drawn at random make no other error than that of both."""
+    call = call_in("causal")
+    exact_out, _, exact_grad_v = of_fp64(call)
+    weights = torch.rand(*call.q.shape[:3], call.k.shape[2], generator=torch.Generator().manual_seed(0)).double()
+    out = weights @ call.v.double().repeat_interleave(call.groups, 1)
+    grad_v = (weights.mT @ call.grad_out.double()).unflatten(1, (-1, call.groups)).sum(2)
+    results = dataclasses.replace(NO_RESULTS, out=out, grad_v=exact_grad_v if forward_alone else grad_v)
+    expected = torch.full(call.q.shape[:2], float(forward_alone), dtype=torch.float64)
+    torch.testing.assert_close(measured(call, results)[table.OUT_UNSHARED.name], expected)
+    right = measured(call, dataclasses.replace(results, out=exact_out, grad_v=exact_grad_v))
+    assert (right[table.OUT_ERROR.name] < 1e-12).all()

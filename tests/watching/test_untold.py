@@ -3,12 +3,14 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flashpoint.cli.diagnose_advice import suspects
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
@@ -88,6 +90,106 @@ def test_a_scale_that_a_model_means_is_told_and_no_fault(
         assert one.findings == ()
         assert one.call.form.scale == scale
         assert one.otherwise_called == [f"scale {scale:.3g}, where 1/√d is 0.25,"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("of_scores", [0.0, 1e-5])
+def test_a_scale_that_no_score_shows_is_hedged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of_scores: float, dtype: torch.dtype
+) -> None:
+    """muP begins with W_Q = 0: O is that of every scale, and dQ is of its own."""
+
+    def mup(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return softmax(*(x.to(dtype) for x in (q, k, v)), 1 / SIZE).to(q.dtype)
+
+    found, missed = diagnosed(tmp_path, monkeypatch, mup, of_scores=of_scores)
+    assert missed == ()
+    for one in found:
+        if one.call.form.scale != 1 / SIZE:  # else FP32 shows it, at scores of 1e-5
+            (finding,) = one.findings
+            assert (finding.kind, finding.heads) == ("other_scores", (1, 2, 3, 4))
+            assert "as of scale 0.0625 in the place of" in finding.text
+        assert one.call.form.scale != 1 / SIZE or of_scores > 0
+
+
+class OneHead(torch.autograd.Function):
+    """A dQ that is three times as large, in one head or in all."""
+
+    @staticmethod
+    def forward(_: Any, q: Tensor, heads: int) -> Tensor:
+        OneHead.heads = heads
+        return q.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        larger = gradient.clone()
+        larger[:, : OneHead.heads] *= 3
+        return larger, None
+
+
+@pytest.mark.parametrize(("heads", "of_scores"), [(1, 0.0), (1, 1.0), (4, 1.0)])
+def test_a_wrong_gradient_is_no_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, of_scores: float
+) -> None:
+    """A scale is that of all heads, and O shows it where scores are no longer 0."""
+    found, missed = diagnosed(
+        tmp_path,
+        monkeypatch,
+        lambda q, k, v: softmax(OneHead.apply(q, heads), k, v, SIZE**-0.5),
+        of_scores=of_scores,
+    )
+    assert missed == ()
+    wrong = tuple(range(1, heads + 1))
+    assert [[(each.kind, each.heads) for each in one.findings] for one in found] == [[("gradients_off", wrong)]] * 2
+
+
+def biased(bias: Tensor, forward_alone: bool = False) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return an attention with a bias inside; its backward pass may not have it."""
+
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        k, v = (x.repeat_interleave(2, 1) for x in (k, v))
+        scores = q @ k.mT * SIZE**-0.5
+        out = (scores + bias).softmax(-1) @ v
+        if forward_alone:
+            causal = scores.masked_fill(torch.ones(TOKENS, TOKENS).triu(1) > 0, -math.inf).softmax(-1) @ v
+            out = causal + (out - causal).detach()
+        return out
+
+    return attend
+
+
+def prefix(tokens: int) -> Tensor:
+    """A mask by which each row sees so many tokens at least."""
+    later = torch.ones(TOKENS, TOKENS).triu(1)
+    later[:, :tokens] = 0
+    return torch.zeros(TOKENS, TOKENS).masked_fill(later > 0, -math.inf)
+
+
+@pytest.mark.parametrize("forward_alone", [False, True])
+def test_a_prefix_that_was_not_told_is_named_by_its_rows_and_hedged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward_alone: bool
+) -> None:
+    found, missed = diagnosed(tmp_path, monkeypatch, biased(prefix(7), forward_alone), of_scores=3.0)
+    assert missed == ()
+    for one in found:
+        (finding,) = one.findings
+        assert (finding.kind, finding.heads) == ("out_rows", (1, 2, 3, 4))
+        assert "in rows 1 to 6" in finding.text
+        assert ("rows see later keys" in finding.text) is not forward_alone
+    assert bool(suspects(found, None)) is not forward_alone
+
+
+@pytest.mark.parametrize("size", [0.02, 0.03])
+def test_a_small_bias_that_was_not_told_is_no_wrong_gradient(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: float
+) -> None:
+    """Of T5, at the first steps. Gradients are of another O, by as much as it."""
+    bias = size * torch.randn(4, TOKENS, TOKENS, generator=torch.Generator().manual_seed(0))
+    found, missed = diagnosed(tmp_path, monkeypatch, biased(bias))
+    assert missed == ()
+    assert all(one.findings for one in found)
+    assert "gradients_off" not in {each.kind for one in found for each in one.findings}
+    assert suspects(found, None)
 
 
 def test_a_scale_is_read_beside_dropout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from flashpoint.diagnosis.measure_table import FIRST_ROW_TURNED
 from flashpoint.errors import layer_told
 from flashpoint.files import CONFIGS
 
@@ -61,8 +60,6 @@ _EXCHANGES = {
 }
 """What to do about a biased δ, by the attention that takes the call."""
 _ELSEWHERE = "Look for a fault in the kernel's own δ and dS first: O's rounding does not make this bias."
-_TURNED = 0.02
-"""A first row of O that turns by more is no matter of scores: it has one key. BF16's rounding turns it by 0.002."""
 
 _GIVEN = (
     "Where q, k or v hold NaN or infinity, every attention returns them: the fault lies before it. A backward pass of "
@@ -156,24 +153,33 @@ class Exchange(NamedTuple):
 
 def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
     """Return the user's function that seems to be no softmax(QKᵀ·scale)V. Most heads err, and none in the direction of
-    a row with one key, which no function of the scores turns. Empty where none does.
+    a row with one key, which no function of the scores turns, nor in the forward pass alone. Or in each head that errs
+    both passes have the same other weights, as with a mask that was not told. Empty where none does.
 
     Args:
         diagnoses: of all layers.
         attention: that was called anew; None where the results are those that were recorded.
     """
+    from flashpoint.diagnosis.finding import (
+        of_another_function,
+        of_forward_alone,
+    )  # a table without advice does without
+    from flashpoint.diagnosis.large_faults import first_row_turned
+
     heads: dict[str, int] = {}
     wrong: dict[str, int] = {}
+    alike: dict[str, bool] = {}
     for diagnosis in diagnoses:
-        name = attention or diagnosis.call.attention
-        of_users = ":" in name and not name.startswith("sdpa:")  # MODULE:NAME, FILE.py:FUNCTION; no backend of PyTorch
-        of_users &= not (
-            diagnosis.call.form.is_causal and float(diagnosis.measures[FIRST_ROW_TURNED.name].mean()) > _TURNED
-        )
-        found = {head for one in diagnosis.findings if one.kind in _BY_DESIGN for head in one.heads}
+        name, measures = attention or diagnosis.call.attention, diagnosis.measures
+        if ":" not in name or name.startswith("sdpa:"):  # MODULE:NAME, FILE.py:FUNCTION; no backend of PyTorch
+            continue
+        found = sorted({head - 1 for one in diagnosis.findings if one.kind in _BY_DESIGN for head in one.heads})
+        meant = ~of_forward_alone(measures)[found] & (not first_row_turned(diagnosis.call, measures))
         heads[name] = heads.get(name, 0) + diagnosis.call.q.shape[1]
-        wrong[name] = wrong.get(name, 0) + (len(found) if of_users else 0)
-    return next((name for name, count in wrong.items() if 2 * count > heads[name]), "")
+        wrong[name] = wrong.get(name, 0) + int(meant.sum())
+        if found:
+            alike[name] = alike.get(name, True) and bool(of_another_function(measures)[found].all())
+    return next((name for name in heads if 2 * wrong[name] > heads[name] or alike.get(name)), "")
 
 
 def exchange_for(diagnoses: Sequence[Diagnosis]) -> Exchange:
@@ -302,7 +308,7 @@ def verdict(
     if first.kind in _OF_DELTA and _exchanges(kinds, suspected):
         source = "O's rounding is not the cause: look at the backward pass, or " * first.beyond_rounding
         return f"{told}; {source}try {exchange.remedy}." if exchange.remedy else f"{told}."
-    return f"{told}; most heads of {suspected} may mean to be so." if suspected else f"{told}."
+    return f"{told}; {suspected} may mean to be so." if suspected else f"{told}."
 
 
 def advice(
@@ -335,13 +341,13 @@ def advice(
         return _called_anew(told, exchange)
     if suspected:
         return _called_anew(
-            f"Most heads of {suspected} return something else than softmax(QKᵀ·scale)V. If it was so from the first "
-            "step on, the function probably computes something else on purpose, as with ALiBi, a soft cap, a norm of q "
-            "or k, a window, a gate, a sink that depends on q, or another scale inside, and these findings are no "
-            "fault. Then watch the attention that it calls, on the q and k that this is given, by "
-            "functions=['MODULE:NAME']; the function itself cannot be diagnosed. If it is meant to be "
-            "softmax(QKᵀ·scale)V, it computes something wrong. --attention flash_fp32 tells what an attention without "
-            "a fault returns.",
+            f"{suspected} returns something else than softmax(QKᵀ·scale)V. If it was so from the first step on, it "
+            "probably computes something else on purpose, as with ALiBi, a soft cap, a norm of q or k, a prefix or "
+            "another mask, a gate, a sink that depends on q, or another scale inside, and these findings are no fault. "
+            "Then give it the mask, bias, cap or scale as an argument, or watch the attention that it calls, on the q "
+            "and k that this is given, by functions=['MODULE:NAME']; as it is it cannot be diagnosed. If it is meant "
+            "to be softmax(QKᵀ·scale)V, it computes something wrong. --attention flash_fp32 tells what an attention "
+            "without a fault returns.",
             exchange,
         )
     wrong = "The attention computes something wrong. --attention flash_fp32 tells whether another kernel does, too."

@@ -26,6 +26,7 @@ from flashpoint.diagnosis.finding import (
     cut_off,
     explained,
     fp32_error,
+    of_another_function,
     surely_off,
     told_range,
 )
@@ -49,18 +50,20 @@ _STEPS = 8
 
 @dataclass(frozen=True)
 class Factors:
-    """Heads [H] in which a factor surely is not 1, and what it is there, beside 1.
+    """Heads [H] in which a factor surely is not 1, and what it is there, beside 1; and those of another function.
 
     Attributes:
         scores, grad_q: float64, 0 in the other heads.
         account: bool, where that of the scores accounts for the whole error of O, which is no small one.
         rounded: bool, where the rounding of scores makes a factor like that of the scores.
+        another: bool, as of :func:`.of_another_function`.
     """
 
     scores: Tensor
     rounded: Tensor
     account: Tensor
     grad_q: Tensor
+    another: Tensor
 
     @property
     def of_scores(self) -> Tensor:
@@ -75,7 +78,7 @@ class Factors:
     @property
     def either(self) -> Tensor:
         """Heads in which an error of dQ along PK does not tell of δ."""
-        return (self.scores != 0) | (self.grad_q != 0)
+        return (self.scores != 0) | (self.grad_q != 0) | self.another
 
 
 def factors_of_scores(outs: Sequence[Tensor], true: Exact) -> list[Tensor]:
@@ -107,9 +110,14 @@ def _fitted_from(start: Tensor, found: Tensor, true: Exact) -> tuple[Tensor, Ten
     return factor, _rest(factor, found, true) / (found - true.out).norm(dim=(-2, -1)).clamp_min(1e-300)
 
 
+def out_of_factor(factor: Tensor, true: Exact) -> Tensor:
+    """Return O [H, T_q, d_v] of scores times 1 + ``factor`` [H]."""
+    return _times_dropped(_with_factor(true, factor), true) @ true.v
+
+
 def _rest(factor: Tensor, found: Tensor, true: Exact) -> Tensor:
     """Return how far O is [H] from that of a factor."""
-    return (found - _times_dropped(_with_factor(true, factor), true) @ true.v).norm(dim=(-2, -1))
+    return (found - out_of_factor(factor, true)).norm(dim=(-2, -1))
 
 
 def added_to_denominator(found: Tensor, true: Exact) -> tuple[Tensor, Tensor]:
@@ -150,19 +158,19 @@ def factors_of(measures: Measures, identities: Sequence[str]) -> Factors:
     scores = surely_off(measures[table.SCORE_FACTOR.name], identities, _SCORES_OFF)
     left = measures[table.SCORE_FACTOR_LEFT.name].amax(0)
     shows = told_apart & ((measures[table.DEAD_ROWS.name].mean(0) <= DEAD_ROWS) | (left < _LEFT))
-    grad_q = none
+    grad_q, another = none, of_another_function(measures)
     if table.GRAD_Q_FACTOR.name in measures:
         fp16 = measures.get(table.GRAD_Q.fp16.name)
         least = _GRAD_Q_OFF + by_cap(measures, table.GRAD_Q_CAP).amax(0)
         least = least if fp16 is None else least + 2 * fp16.nanmean(0).nan_to_num(0.0)
         grad_q = surely_off(measures[table.GRAD_Q_FACTOR.name], identities, least).where(
-            told_apart & ~explained(measures), none
+            told_apart & ~explained(measures) & ~another, none
         )
     rounded = scores.abs() < _OF_ROUNDING * by_rounding
     shows &= rounded | (scores.abs() >= _OF_ROUNDING * of_out)
     scores = scores.where(shows & ~cut_off(measures, identities), none)
     account = (scores != 0) & ~rounded & (left < _LEFT)
-    return Factors(scores, rounded, account, grad_q)
+    return Factors(scores, rounded, account, grad_q, another)
 
 
 def factor_findings(factors: Factors, measures: Measures, finding: Make) -> list[Finding]:

@@ -31,6 +31,11 @@ _MOST = 10_000
 _OF_GRADIENTS, _OF_ANY_SCORES = 8.0, 0.2
 """What the error of a gradient may be where rounded scores account for it: so many times O's, and so much at least. A
 dV that nearly cancels erred by 0.05, eleven times as much as O."""
+_UNSHARED = 0.5
+"""Of O's error, what dV may lack where both passes have one P. What roundings add is less, and one pass alone makes 1.
+"""
+_UNMOVED = 0.25
+"""Of O's relative error, what dV's is below where the backward pass does not have it."""
 FOLLOWS = 0.5
 """Slope of an error on what a rounding makes, above which the error is surely of that rounding."""
 FEW = 3
@@ -110,6 +115,30 @@ def beyond_rounding(measures: Measures) -> Tensor:
     by_chance = ratio_by_chance(measures, table.OUT_ERROR, table.OUT_NUMBERS)
     expected = mean_square(measures, table.OUT_ERROR_EXPECTED)
     return mean_square(measures, table.OUT_ERROR) > by_chance.clamp_min(4) * expected
+
+
+def of_another_function(measures: Measures) -> Tensor:
+    """Return the heads [H] whose O errs as no rounding makes it, where the backward pass has the same P.
+
+    They compute something else than the call says, in both passes: an option that the call was not told, or a fault of
+    the forward pass. Their gradients are those of another O, and say nothing of the backward pass.
+    """
+    if table.OUT_UNSHARED.name not in measures:
+        return torch.zeros_like(fp32_error(measures), dtype=torch.bool)
+    share = measures[table.OUT_UNSHARED.name].square().nanmean(0).sqrt()
+    return beyond_rounding(measures) & ~as_rounded(measures) & (share < _UNSHARED)
+
+
+def of_forward_alone(measures: Measures) -> Tensor:
+    """Return the heads [H] whose dV is right beside their O: the forward pass alone is wrong, and means nothing else.
+
+    With another P, or something done to V or O, dV errs about as much as O.
+    """
+    if table.OUT_UNSHARED.name not in measures:
+        return torch.zeros_like(fp32_error(measures), dtype=torch.bool)
+    share = measures[table.OUT_UNSHARED.name].square().nanmean(0).sqrt()
+    of_out, of_grad_v = (measures[one.name].square().nanmean(0).sqrt() for one in (table.OUT_ERROR, table.GRAD_V.error))
+    return (share > _UNSHARED) & (of_grad_v < _UNMOVED * of_out)
 
 
 def as_rounded(measures: Measures) -> Tensor:

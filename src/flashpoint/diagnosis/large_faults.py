@@ -25,6 +25,7 @@ from flashpoint.diagnosis.finding import (
     fp32_error,
     mean_and_margin,
     mean_square,
+    of_forward_alone,
 )
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.measures import Measures, Probed, Results, by_sequence, over_sequences
@@ -45,6 +46,8 @@ _DELTA_OFF = 0.01
 """Relative error of dQ from where such an error of δ is told: it lies along PK, as no other one does."""
 _TURNED = 0.25
 """Share of the squared error of O that is across O, from where its rows are not just short."""
+_FIRST_TURNED = 0.02
+"""Of a first row of O, from where it is turned."""
 _LOST = 0.5
 """How far the share of L's gradient that is lost may be from all of it, and what of δ's error this may leave."""
 _GRADIENTS = {"dQ": table.GRAD_Q, "dK": table.GRAD_K, "dV": table.GRAD_V}
@@ -297,13 +300,13 @@ def underflows(measures: Measures) -> Tensor:
     return lost & accounted
 
 
-def rounded_logsumexp(measures: Measures, identities: Sequence[str], finding: Make) -> Finding | None:
+def rounded_logsumexp(measures: Measures, identities: Sequence[str], factors: Factors, finding: Make) -> Finding | None:
     """The heads whose dQ is as of an L of 16 bits. BF16 comes first: what it makes has what FP16 makes in it."""
     for (dtype, _), one in table.OF_L.items():
         if one.name not in measures:
             continue
         slope, margin = mean_and_margin(measures[one.name], identities)
-        heads = (slope - margin > FOLLOWS) & (fp32_error(measures) < FP32_COARSE)
+        heads = (slope - margin > FOLLOWS) & (fp32_error(measures) < FP32_COARSE) & ~factors.another
         if heads.any():
             off = float(over_sequences(measures)[table.GRAD_Q.error.name][heads].mean())
             text = (
@@ -330,10 +333,35 @@ def other_denominator(measures: Measures, identities: Sequence[str], factors: Fa
     return finding("other_denominator", heads, text.replace("+ -", "− "))
 
 
-def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make) -> Finding | None:
+def untold_scale(call: AttentionCall, measures: Measures, finding: Make) -> Finding | None:
+    """The heads of a user's function whose dQ and dK are of another scale, where scores are so small that O errs no
+    more with it than without: W_Q is 0 before the first step of some models."""
+    if ":" not in call.attention or table.GRAD_Q_BESIDE_FACTOR.name not in measures:
+        return None
+    factor = 1 + measures[table.GRAD_Q_FACTOR.name]
+    tells = ~factor.isnan()
+    if not tells.any():
+        return None
+    usual = float(factor[tells].median())
+    allowed = _rounding(measures, "dQ")
+    alike = (usual > 0) & (abs(usual - 1) > _GRADIENT_OFF) & ((factor / usual - 1).abs() <= allowed)
+    for of in (table.GRAD_Q_BESIDE_FACTOR, table.GRAD_K_BESIDE_FACTOR):
+        alike &= measures[of.name].nan_to_num(0.0) <= allowed if of.name in measures else alike
+    of_rounding = torch.maximum(measures[table.OUT_ERROR.name], measures[table.OUT_ERROR_EXPECTED.name])
+    alike &= measures[table.OUT_BESIDE_FACTOR.name] <= 2 * of_rounding
+    if not alike[tells].all():
+        return None
+    text = (
+        f"dQ is {usual:.3g} times what it should be, as of scale {usual * call.form.scale:.3g} in the place of "
+        f"{call.form.scale:.3g}, in every head; scores are too small for O to show which one is inside"
+    )
+    return finding("other_scores", tells.any(0), text)
+
+
+def wrong_rows(call: AttentionCall, measures: Measures, factors: Factors, finding: Make) -> Finding | None:
     """The heads whose O is off in some rows, or else whose gradients are; not those in which a factor of the scores
-    accounts for either, nor an O whose rows are switched off or short. ``groups`` heads share one of keys, and their dK
-    and dV."""
+    accounts for either, nor an O whose rows are switched off or short. Heads that share one of keys share dK and dV,
+    too."""
     together, lost = over_sequences(measures), underflows(measures)
     for all_rows, error, kind, what in (
         (table.OUT_ROWS_OFF, table.OUT_ERROR, "out_rows", "O"),
@@ -353,23 +381,35 @@ def wrong_rows(measures: Measures, factors: Factors, groups: int, finding: Make)
             few &= (fp32_error(measures) < FP32_COARSE) & ~factors.account & ~heads
             heads, rows = heads | few, table.OUT_ROWS_TURNED if few.any() else rows
         else:
-            heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores
+            heads &= ~lost & ~explained_gradient(measures, together[error.name]) & ~factors.of_scores & ~factors.another
         if heads.any():
             first, last = measures[rows.first.name][:, heads], measures[rows.last.name][:, heads]
             where = _rows_told(int(first[first >= 0].amin()), int(last.amax()))
             size = float(together[error.name][heads].mean())
-            return finding(kind, heads, f"{what} is off by {size:.1%}, in {where}")
+            text = f"{what} is off by {size:.1%}, in {where}"
+            if what == "O" and of_forward_alone(measures)[heads].all():
+                text += "; dV is right: the forward pass alone errs"
+            if what == "O" and factors.another[heads].all() and first_row_turned(call, measures):
+                text += "; row 1 is not V of its one key: rows see later keys"
+            return finding(kind, heads, text)
     for error, what in ((table.GRAD_Q_UNEXPLAINED, "dQ"), (table.GRAD_K_UNEXPLAINED, "dK"), (table.GRAD_V.error, "dV")):
         if error.name not in measures:
             continue
-        spared = explained_gradient(measures, together[error.name]) | lost | factors.of_scores
+        spared = explained_gradient(measures, together[error.name]) | lost | factors.of_scores | factors.another
         if what != "dQ":
-            spared = spared.unflatten(0, (-1, groups)).any(-1).repeat_interleave(groups)
+            spared = spared.unflatten(0, (-1, call.groups)).any(-1).repeat_interleave(call.groups)
         heads = (together[error.name] > _rounding(measures, what).mean(0)) & ~spared
         if heads.any():
             size = float(together[error.name][heads].mean())
             return finding("gradients_off", heads, f"{what} is off by {size:.1%}; BF16 accounts for 0.5 %")
     return None
+
+
+def first_row_turned(call: AttentionCall, measures: Measures) -> bool:
+    """Return whether the first row of O of a causal call, which has one key, has another direction than its V. That is
+    no matter of scores. BF16's rounding turns the row by 0.002."""
+    turned = measures[table.FIRST_ROW_TURNED.name].mean()
+    return call.form.is_causal and float(turned) > _FIRST_TURNED
 
 
 def _rows_told(first: int, last: int) -> str:

@@ -294,6 +294,12 @@ OUT_ERROR_ADDED = Measure(
     "out_error_added", "O error beside that constant", sentence="As `out_error`, against the O of ℓ + c."
 )
 OUT_TURNED = Measure("out_turned", "O error across O", sentence="The part of `out_error` that is across FP64's rows.")
+OUT_UNSHARED = Measure(
+    "out_unshared",
+    "share of O's error that dV lacks",
+    pooled="mean where known",
+    sentence="‖dOᵀΔO − ΔdVᵀV‖ over ‖dOᵀΔO‖: 0 where both passes have one P, whatever it is; empty where O is exact.",
+)
 OUT_NUMBERS = Measure(
     "out_numbers",
     "numbers that tell O's error",
@@ -371,6 +377,15 @@ GRAD_Q_FACTOR = Measure(
     trouble="away from 0",
     pooled="mean where known",
     sentence="By least squares across PK, where an error of δ moves nothing.",
+)
+OUT_BESIDE_FACTOR, GRAD_Q_BESIDE_FACTOR, GRAD_K_BESIDE_FACTOR = (
+    Measure(
+        f"{name}_beside_factor",
+        f"{symbol} error beside the factor",
+        pooled="mean where known",
+        sentence=f"As `{name}_error`, against {symbol} of scores that have the factor of dQ.",
+    )
+    for name, symbol in (("out", "O"), ("grad_q", "dQ"), ("grad_k", "dK"))
 )
 OF_L = {
     (dtype, unit): Measure(

@@ -63,6 +63,11 @@ def of_results(
     for name in _GRADIENTS:
         if (returned := getattr(results, name)) is not None:
             measured |= _of_gradient(name, finite_part(returned[n]), call, true, n, delta_error)
+    if rounded is not None and results.grad_v is not None:
+        found, grad_v = finite_part(rounded.out), finite_part(results.grad_v[n])
+        measured[table.OUT_UNSHARED.name] = _unshared(found, grad_v, call, true)
+    if rounded is not None and results.grad_q is not None:
+        measured |= _beside_factor(results, finite_part(rounded.out), measured, call, true, n)
     if true.softcap:
         measured |= of_cap(call, true, n)
     if call.q.dtype == call.grad_out.dtype == torch.float16:
@@ -112,6 +117,40 @@ def _of_gradient(
         errors[table.GRAD_K_UNEXPLAINED] = torch.minimum(unexplained, errors[rows.error])
     size, repeats = _size(name, wanted, call, true), 1 if of_queries else call.groups
     return measured | {one.name: (error / size).repeat_interleave(repeats, 0) for one, error in errors.items()}
+
+
+def _unshared(out: Tensor, grad_v: Tensor, call: AttentionCall, true: Exact) -> Tensor:
+    """Return what share of O's error dV lacks [H], for O [H, T_q, d_v] and dV [H_kv, T_k, d_v].
+
+    O = P V and dV = Pᵀ dO. So dOᵀ O is dVᵀ V with any P that both passes have: any mask, bias, scale or cap.
+    """
+    of_out = _of_keys(true.grad_out.mT @ (out - true.out), call)
+    values = true.v[:: call.groups]
+    of_grad_v = (grad_v - _of_keys(true.grad_v, call)).mT @ values
+    size = of_out.norm(dim=(-2, -1))
+    share = (of_out - of_grad_v).norm(dim=(-2, -1)) / size
+    return share.where(size > 0, torch.nan).repeat_interleave(call.groups, 0)
+
+
+def _beside_factor(
+    results: Results, out: Tensor, measured: Measures, call: AttentionCall, true: Exact, n: int
+) -> Measures:
+    """Return how far dQ, dK and O are from those of scores that have the factor of dQ."""
+    from flashpoint.diagnosis.factors import out_of_factor
+
+    assert results.grad_q is not None
+    factor = measured[table.GRAD_Q_FACTOR.name].nan_to_num(0.0)
+    by, size = 1 + factor[:, None, None], true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
+    of_q = (finite_part(results.grad_q[n]) - by * true.grad_q).norm(dim=(-2, -1))
+    beside = {
+        table.GRAD_Q_BESIDE_FACTOR.name: of_q / ((1 + factor).abs() * _size("grad_q", true.grad_q, call, true)),
+        table.OUT_BESIDE_FACTOR.name: (out - out_of_factor(factor, true)).norm(dim=(-2, -1)) / size,
+    }
+    if results.grad_k is not None:
+        wanted = _of_keys(by * true.grad_k, call)
+        of_k = (finite_part(results.grad_k[n]) - wanted).norm(dim=(-2, -1)) / _size("grad_k", wanted, call, true)
+        beside[table.GRAD_K_BESIDE_FACTOR.name] = of_k.repeat_interleave(call.groups, 0)
+    return beside
 
 
 def _of_returned_out(

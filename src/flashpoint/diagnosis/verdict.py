@@ -46,6 +46,7 @@ from flashpoint.diagnosis.large_faults import (
     other_denominator,
     rounded_logsumexp,
     underflows,
+    untold_scale,
     wrong_delta,
     wrong_rows,
     wrong_weights,
@@ -164,6 +165,7 @@ def diagnose(
     if function is None:
         returned = dataclasses.replace(results, grad_k=given.grad_k, grad_v=given.grad_v)
     alone = nonfinite(call, returned, measures, finding) or lost_logsumexp(call, compared, finding)
+    alone = alone or (untold_scale(call, measures, finding) if function is None else None)
     alone = alone or _large_fault(call, measures, probed, factors, identities, differing)
     findings = [alone] if alone else _findings(call, measures, bias, factors, identities, declared is not None)
     if told.sink is None and (sink := sink_finding(call, finding)):
@@ -240,8 +242,8 @@ def _large_fault(
     faults = (
         other_denominator(measures, identities, factors, finding),
         wrong_weights(call, measures, probed, factors, finding),
-        rounded_logsumexp(measures, identities, finding),
-        wrong_rows(measures, factors, call.groups, finding),
+        rounded_logsumexp(measures, identities, factors, finding),
+        wrong_rows(call, measures, factors, finding),
         fp16_underflow(measures, finding),
     )
     return next((one for one in faults if one), None)
