@@ -14,11 +14,18 @@ from flashpoint.cli.diagnose_tables import tables
 from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact, exact
-from flashpoint.diagnosis.factors import factor_of_grad_q, factors_of, factors_of_scores, fitted_factor
+from flashpoint.diagnosis.factors import (
+    added_to_denominator,
+    factor_of_grad_q,
+    factors_of,
+    factors_of_scores,
+    fitted_factor,
+)
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
+from flashpoint.diagnosis.measures import Results
 from flashpoint.diagnosis.probe import Function
-from flashpoint.diagnosis.verdict import diagnose
+from flashpoint.diagnosis.verdict import diagnose, measured
 from flashpoint.drop_in import attention, variant_of
 from flashpoint.numerics.choices import DeltaError
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, SIZE, by_position, call_of, inputs
@@ -71,6 +78,37 @@ def test_a_factor_far_from_one_is_what_was_planted(factor: float, sink: Tensor |
     found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
     torch.testing.assert_close(found, torch.full((HEADS,), factor - 1, dtype=torch.float64), rtol=1e-5, atol=0)
     assert (left < 1e-4).all()
+
+
+def test_a_factor_beside_large_scores_under_a_soft_cap_is_what_was_planted() -> None:
+    """In FP64. From 1 alone the steps of Gauss and Newton leave 0.3 of O's error in each head."""
+    tensors = torch.randn(4, 1, HEADS, LENGTH, 16, generator=torch.Generator().manual_seed(1)).double()
+    call = AttentionCall(10 * tensors[0], *tensors[1:], Form(True, 0.25, softcap=20.0), 1, 0, "f")
+    form = dataclasses.replace(call.form, scale=0.25 / 16)
+    true, other = exact(call, 0), exact(dataclasses.replace(call, form=form), 0)
+    found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
+    torch.testing.assert_close(found, torch.full((HEADS,), 1 / 16 - 1, dtype=torch.float64), rtol=1e-5, atol=0)
+    assert (left < 1e-4).all()
+
+
+@pytest.mark.parametrize("added", [-0.8, 2.0, 50.0])
+def test_a_constant_beside_the_denominator_is_what_was_planted(added: float) -> None:
+    """In FP64; ℓ is 1 over the largest weight of a row, and stays above 0 while it is looked for."""
+    call = AttentionCall(*(x.double() for x in along_out(1)), Form(True, 0.2), 1, 0, "f")
+    true = exact(call, 0)
+    normalizer = 1 / true.probs.amax(-1, keepdim=True)
+    found, left = added_to_denominator(true.out * normalizer / (normalizer + added), true)
+    torch.testing.assert_close(found, torch.full((HEADS,), added, dtype=torch.float64), rtol=1e-4, atol=0)
+    assert (left.norm(dim=(-2, -1)) < 1e-4 * true.out.norm(dim=(-2, -1))).all()
+
+
+@pytest.mark.parametrize(("error", "factor"), [(0.003, 0.01), (0.0045, 0.0)])
+def test_a_factor_of_dq_is_told_beyond_twice_what_fp16_makes(error: float, factor: float) -> None:
+    call = call_of(by_position(CLEAN["sdpa"]), [x.half() for x in inputs(1)])
+    found = measured(call, Results.kept(call))
+    for measure, value in ((table.GRAD_Q_FACTOR, 0.01), (table.GRAD_Q.fp16, error)):
+        found[measure.name].fill_(value)
+    assert factors_of(found, [""] * 6).grad_q.tolist() == pytest.approx([factor] * HEADS)
 
 
 def test_a_factor_accounts_for_an_o_of_which_it_leaves_little_in_every_sequence() -> None:

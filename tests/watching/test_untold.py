@@ -11,9 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flashpoint.cli.diagnose_advice import suspects
+from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.verdict import Diagnosis, diagnose
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
+from flashpoint.watching.untold import with_scale
 from tests.watching.loops import loop
 
 SIZE, TOKENS = 16, 40
@@ -233,3 +235,14 @@ def test_another_scale_in_one_head_is_a_fault(tmp_path: Path, monkeypatch: pytes
     factor = torch.tensor([1.0, 1.0, 1.25, 1.0])[:, None, None]
     found, _ = diagnosed(tmp_path, monkeypatch, lambda q, k, v: softmax(q, k, v, factor * SIZE**-0.5), of_scores=3.0)
     assert [[(each.kind, each.heads) for each in one.findings] for one in found] == [[("other_scores", (3,))]] * 2
+
+
+@pytest.mark.parametrize("scale", [1 / 80, 1.0, 80**0.5])
+def test_of_scales_that_bf16_does_not_tell_apart_the_usual_one_is_taken(scale: float) -> None:
+    """1/80 is 1/√6400, and in BF16 O is as well that of 1/√6401; √80 is no whole number. Of one sequence."""
+    q, k, v = torch.randn(3, 1, 4, 48, 80, generator=torch.Generator().manual_seed(0)).bfloat16()
+    q = (2 / scale * 80**-0.5 * q).bfloat16()
+    out = softmax(q.double(), k.double(), v.double(), scale, 48).bfloat16()
+    found = with_scale(Form(True, 80**-0.5), [q, k, v, out])
+    assert found is not None
+    assert found.scale == scale
