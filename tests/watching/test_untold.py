@@ -219,7 +219,10 @@ def test_a_window_of_another_size_is_told_and_no_fault(
 
 @pytest.mark.parametrize(
     ("scale", "told"),
-    [(12.34, "O is of scale 12.3, which"), (torch.tensor([0.3, 0.5, 0.8, 1.3])[:, None, None], "in its heads, or has")],
+    [
+        (12.34, "scale 12.3, where 1/√d is 0.25"),
+        (torch.tensor([0.3, 0.5, 0.8, 1.3])[:, None, None], "in its heads, or has"),
+    ],
 )
 def test_a_learned_temperature_leaves_the_call_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scale: Tensor | float, told: str

@@ -184,7 +184,8 @@ def tables(
     beyond = " beyond what FP32 itself may do" if coarse else ""
     others = any(one.call.other_gradients for one in diagnoses)
     lacking = "gradients were" if others else f"{_unjudged_in(biases)} was"
-    where = " in the attentions that were recorded" if later.startswith(NOT_RECORDED) else ""
+    others_why = " in the attentions that were recorded (why others were not: below)"
+    where = others_why if later.startswith(NOT_RECORDED) else ""
     but = f", and {lacking} not judged" if unjudged else ""
     nothing = f"Nothing found{where}{beyond}{but}{bad_loss and f': {bad_loss}'}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))

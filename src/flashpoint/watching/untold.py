@@ -68,7 +68,8 @@ def with_scale(form: Form, tensors: Sequence[Tensor]) -> Form | None:
         told = (
             f"{least:.3g}" if most < 1.01 * least else f"{least:.3g} to {most:.3g} in its heads, or has a bias or sink"
         )
-        raise LeftOut(f"O is of scale {told}, which it was not told: give it a parameter scale, or scale q before it")
+        remedy = "give it a parameter scale, or scale q before it, if it is no fault"
+        raise LeftOut(f"O is of scale {told}, where 1/√d is {form.scale:.3g}, which it was not told: {remedy}")
     return None
 
 
