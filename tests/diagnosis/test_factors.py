@@ -15,6 +15,7 @@ from flashpoint.diagnosis import measure_table as table
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.diagnosis.exact import Exact, exact
 from flashpoint.diagnosis.factors import (
+    _moved,
     added_to_denominator,
     factor_of_grad_q,
     factors_of,
@@ -89,6 +90,20 @@ def test_a_factor_beside_large_scores_under_a_soft_cap_is_what_was_planted() -> 
     found, left = fitted_factor(other.out, true, *factors_of_scores([other.out], true))
     torch.testing.assert_close(found, torch.full((HEADS,), 1 / 16 - 1, dtype=torch.float64), rtol=1e-5, atol=0)
     assert (left < 1e-4).all()
+
+
+@pytest.mark.parametrize("softcap", [0.0, 3.0])
+@pytest.mark.parametrize("factor", [-0.5, 2.0])
+def test_what_a_factor_moves_is_the_slope_of_o(factor: float, softcap: float) -> None:
+    """In FP64, by the difference of two scales."""
+    call = AttentionCall(*(x.double() for x in along_out(1)), Form(True, 0.2, softcap=softcap), 1, 0, "f")
+    true, step = exact(call, 0), 1e-5
+    below, at, above = (
+        exact(dataclasses.replace(call, form=dataclasses.replace(call.form, scale=0.2 * (1 + factor + by))), 0)
+        for by in (-step, 0.0, step)
+    )
+    found = _moved(at.probs, true, at.out, torch.full((HEADS,), factor).double())
+    torch.testing.assert_close(found, (above.out - below.out) / (2 * step), rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("added", [-0.8, 2.0, 50.0])

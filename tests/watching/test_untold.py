@@ -249,3 +249,14 @@ def test_of_scales_that_bf16_does_not_tell_apart_the_usual_one_is_taken(scale: f
     found = with_scale(Form(True, 80**-0.5), [q, k, v, out])
     assert found is not None
     assert found.scale == scale
+
+
+@pytest.mark.parametrize("scale", [12**-0.5, 3.0])
+def test_a_scale_is_read_under_a_soft_cap(scale: float) -> None:
+    q, k, v = torch.randn(3, 1, 4, 48, 16, generator=torch.Generator().manual_seed(1)).double()
+    q = q / scale
+    scores = 2 * torch.tanh(scale * q @ k.mT / 2)
+    out = scores.masked_fill(torch.ones(48, 48).triu(1) > 0, -math.inf).softmax(-1) @ v
+    found = with_scale(Form(True, 0.25, softcap=2.0), [q, k, v, out])
+    assert found is not None
+    assert found.scale == scale
