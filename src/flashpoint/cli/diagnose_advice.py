@@ -160,10 +160,8 @@ def suspects(diagnoses: Sequence[Diagnosis], attention: str | None) -> str:
         diagnoses: of all layers.
         attention: that was called anew; None where the results are those that were recorded.
     """
-    from flashpoint.diagnosis.finding import (
-        of_another_function,
-        of_forward_alone,
-    )  # a table without advice does without
+    # A table without advice does without these.
+    from flashpoint.diagnosis.finding import of_another_function, of_forward_alone
     from flashpoint.diagnosis.large_faults import first_row_turned
 
     heads: dict[str, int] = {}

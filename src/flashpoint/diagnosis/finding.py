@@ -130,9 +130,10 @@ def of_another_function(measures: Measures) -> Tensor:
 
 
 def of_forward_alone(measures: Measures) -> Tensor:
-    """Return the heads [H] whose dV is right beside their O: the forward pass alone is wrong, and means nothing else.
+    """Return the heads [H] whose dV is right beside an O that is not: P of the backward pass is that of the call.
 
-    With another P, or something done to V or O, dV errs about as much as O.
+    With another P in both passes, or a factor of V or O, dV errs about as much as O. What is added to O does not move
+    dV, as positions in V do not.
     """
     if table.OUT_UNSHARED.name not in measures:
         return torch.zeros_like(fp32_error(measures), dtype=torch.bool)

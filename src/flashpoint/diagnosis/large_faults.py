@@ -388,7 +388,7 @@ def wrong_rows(call: AttentionCall, measures: Measures, factors: Factors, findin
             size = float(together[error.name][heads].mean())
             text = f"{what} is off by {size:.1%}, in {where}"
             if what == "O" and of_forward_alone(measures)[heads].all():
-                text += "; dV is right: the forward pass alone errs"
+                text += "; dV is right, so P of the backward pass is"
             if what == "O" and factors.another[heads].all() and first_row_turned(call, measures):
                 text += "; row 1 is not V of its one key: rows see later keys"
             return finding(kind, heads, text)
