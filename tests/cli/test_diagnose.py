@@ -442,3 +442,27 @@ def test_of_a_name_that_was_watched_again_the_later_run_is_told(tmp_path: Path) 
     first, second = (CliRunner().invoke(main, ["diagnose", str(tmp_path / name)]).output for name in ("mine", "mine-2"))
     assert str(tmp_path / "mine-2") in first
     assert "later run" not in second
+
+
+@pytest.mark.parametrize("heads", [24, 25])
+def test_of_more_heads_than_a_screen_has_lines_the_surest_of_the_layer_is_shown(tmp_path: Path, heads: int) -> None:
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(4, heads, 16, 8, dtype=torch.float64).bfloat16().requires_grad_() for _ in range(3))
+    out = torch.nn.functional.scaled_dot_product_attention(
+        q.double(), k.double(), v.double(), is_causal=True
+    ).bfloat16()
+    grad_out = torch.randn_like(out)
+    grads = torch.autograd.grad(out, (q, k, v), grad_out)
+    tensors = dict(zip(("q", "k", "v", "grad_q", "grad_k", "grad_v"), (q, k, v, *grads), strict=True))
+    path = str(tmp_path / "mine.safetensors")
+    save_file(
+        {**{name: x.detach().contiguous() for name, x in tensors.items()}, "out": out.detach(), "grad_out": grad_out},
+        path,
+    )
+    told = diagnose(path)
+    assert told["heading"].startswith("Nothing found")
+    (table,) = (one for one in told["tables"] if len(one["rows"]) == heads)
+    surest = max(table["rows"], key=lambda row: abs(row["standard errors"]))
+    shown = [line for line in CliRunner().invoke(main, ["diagnose", path]).stdout.splitlines() if line.startswith("| ")]
+    numbers = [int(line.split("|")[2]) for line in shown if line.split("|")[2].strip().isdigit()]
+    assert numbers == ([surest["head"]] if heads > 24 else list(range(1, heads + 1)))

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
 
+_SCREEN = 24
+"""Lines of a terminal, unless somebody makes it larger: with a row for more heads the first line is out of sight."""
 _STANDARD_ERRORS = Measure(
     name="standard_errors",
     label="standard errors",
@@ -252,7 +254,8 @@ def _measures_shown(
     in each head.
 
     People are shown five columns of the heads of the ``first`` findings and of the one that grew most. Without findings
-    it is all heads. Below them stands what is ``said``.
+    it is all heads, or if they are more than a screen has lines the one of each layer whose bias is the surest. Below
+    them stands what is ``said``.
     """
     found: dict[tuple[int, int], list[str]] = {}
     for one in findings:
@@ -272,7 +275,8 @@ def _measures_shown(
     places_first = {(one.layer, head) for one in first for head in one.heads}
     if growth and growth.layer is not None:
         places_first.add((growth.layer, growth.head))
-    some = [row for row in rows if (row[0], row[1]) in places_first] or rows
+    some = [row for row in rows if (row[0], row[1]) in places_first]
+    some = some or (rows if len(rows) <= _SCREEN else _surest(rows, columns.index(_STANDARD_ERRORS.label)))
     last = "W_Q growth" if by_head else _STANDARD_ERRORS.label
     places = [columns.index(name) for name in ("layer", "head", *named, "finding", DELTA.bias.label, last)]
     left = f"--columns {ALL} shows {len(columns) - len(places)} more columns"
@@ -284,6 +288,16 @@ def _measures_shown(
         "\n\n".join(part for part in (*said, measures.note, f"{left}.") if part),
     )
     return dataclasses.replace(whole, instead=shown)
+
+
+def _surest(rows: Sequence[list[Any]], at: int) -> list[list[Any]]:
+    """Return of each layer the row of the head whose number in this column is the largest, without its sign."""
+    of_layer = dict[int, list[Any]]()
+    for row in rows:
+        other = of_layer.setdefault(row[0], row)
+        if abs(row[at].value or 0.0) > abs(other[at].value or 0.0):
+            of_layer[row[0]] = row
+    return list(of_layer.values())
 
 
 def _measures(diagnosis: Diagnosis) -> list[list[Cell | int]]:
