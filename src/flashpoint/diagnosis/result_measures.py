@@ -135,16 +135,21 @@ def _unshared(out: Tensor, grad_v: Tensor, call: AttentionCall, true: Exact) -> 
 def _beside_factor(
     results: Results, out: Tensor, measured: Measures, call: AttentionCall, true: Exact, n: int
 ) -> Measures:
-    """Return how far dQ, dK and O are from those of scores that have the factor of dQ."""
+    """Return how far dQ, dK and O are from those of scores that have the factor of dQ. Where it is
+    nearer to 1 than :data:`OUT_OFF`, O is taken as without it."""
     from flashpoint.diagnosis.factors import out_of_factor
 
     assert results.grad_q is not None
     factor = measured[table.GRAD_Q_FACTOR.name].nan_to_num(0.0)
-    by, size = 1 + factor[:, None, None], true.out.norm(dim=(-2, -1)).clamp_min(1e-300)
+    by, far, of_out = 1 + factor[:, None, None], factor.abs() > OUT_OFF, measured[table.OUT_ERROR.name].clone()
+    if far.any():  # [H, T_q, T_k] is gone over where it may tell something
+        few = true.of_heads(far)
+        size = few.out.norm(dim=(-2, -1)).clamp_min(1e-300)
+        of_out[far] = (out[far] - out_of_factor(factor[far], few)).norm(dim=(-2, -1)) / size
     of_q = (finite_part(results.grad_q[n]) - by * true.grad_q).norm(dim=(-2, -1))
     beside = {
         table.GRAD_Q_BESIDE_FACTOR.name: of_q / ((1 + factor).abs() * _size("grad_q", true.grad_q, call, true)),
-        table.OUT_BESIDE_FACTOR.name: (out - out_of_factor(factor, true)).norm(dim=(-2, -1)) / size,
+        table.OUT_BESIDE_FACTOR.name: of_out,
     }
     if results.grad_k is not None:
         wanted = _of_keys(by * true.grad_k, call)
