@@ -48,8 +48,8 @@ class Branches(Generic[A]):
     Args:
         steps: of a branch.
         minutes: no branch is begun that would end later, by the slowest of those before; None is no limit.
-        gpus: on which branches train, one at a time on each. Side by side on one they are no faster: a process of its
-            own compiles anew what branches in one process share.
+        gpus: on which branches train, one at a time on each: a process of its own compiles anew what branches in one
+            process share.
 
     Attributes:
         gpus: branches that train at a time, a process each; a single one trains in this process.
