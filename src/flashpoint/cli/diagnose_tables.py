@@ -186,8 +186,8 @@ def tables(
     beyond = " beyond what FP32 itself may do" if coarse else ""
     others = any(one.call.other_gradients for one in diagnoses)
     lacking = "gradients were" if others else f"{_unjudged_in(biases)} was"
-    others_why = " in the attentions that were recorded (why others were not: below)"
-    where = others_why if later.startswith(NOT_RECORDED) else ""
+    some_alone = later.startswith(NOT_RECORDED)
+    where = " in the attentions that were recorded (why others were not: below)" * some_alone
     but = f", and {lacking} not judged" if unjudged else ""
     nothing = f"Nothing found{where}{beyond}{but}{bad_loss and f': {bad_loss}'}."
     note = _joined(later, coarse, unjudged, hidden, unseen, _scaled(diagnoses))
