@@ -27,7 +27,7 @@ BF16, HALF = torch.bfloat16, torch.float16
 
 @pytest.fixture(autouse=True)
 def _here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fp16_launch, "_on_device_of", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(fp16_launch, "on_device_of", lambda _: contextlib.nullcontext())
 
 
 @pytest.fixture

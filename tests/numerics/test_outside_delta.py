@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 from dataclasses import replace
@@ -14,12 +15,15 @@ from torch import Tensor
 
 from flashpoint.drop_in import variant_of
 from flashpoint.numerics import outside_delta, production
+from flashpoint.numerics.choices import NEAREST, UNROUNDED, ResidualFormat
 from flashpoint.numerics.contradictions import CORRECTED
+from flashpoint.numerics.deltas import residual
 from flashpoint.numerics.dispatch import attention
 from flashpoint.numerics.variant import AttentionVariant
 from tests import releases
 
 KEY = torch.zeros(2, dtype=torch.int64)
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 T, D, SCALE = 96, 16, 0.3
 
 
@@ -165,9 +169,39 @@ def test_the_delta_is_exact_to_the_bits_of_the_residual(fa4: FA4, bits: int | No
     torch.autograd.grad(out, given, grad_out)
     whole = exact([q, k, v], grad_out)[0]
     ulps = 2.0 ** (whole.abs().log2().floor() - 7)
-    unit = 2.0 ** -(bits or 8)  # without bits, what lacks is rounded to BF16, and is half an ulp at most
+    unit = 2.0 ** -(bits or 16)
     allowed = (grad_out.double().abs() * ulps * unit).sum(-1) + 1e-5
     assert bool((fa4.grad_scores.sum(-1).abs() / SCALE <= allowed).all())
+
+
+@pytest.mark.parametrize("layout", ["by token", "by head", "every other feature", "repeated", "at an odd address"])
+@pytest.mark.parametrize("bits", [1, 6, 8, None])
+def test_the_kernel_of_the_gradient_of_l(bits: int | None, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every layout of dO, with a last block that is not full, against FP64."""
+    launch = pytest.importorskip("flashpoint.numerics.grad_logsumexp_launch")
+    if DEVICE == "cpu":
+        monkeypatch.setattr(launch, "on_device_of", lambda _: contextlib.nullcontext())
+    generator = torch.Generator().manual_seed(2)
+    shape = 2, 3, T, 64
+    grad_out = {
+        "by token": torch.randn(2, T, 3, 64, generator=generator).bfloat16().transpose(1, 2),
+        "by head": torch.randn(shape, generator=generator).bfloat16(),
+        "every other feature": torch.randn(2, 3, T, 128, generator=generator).bfloat16()[..., ::2],
+        "repeated": torch.randn(2, 1, T, 64, generator=generator).bfloat16().expand(shape),
+        "at an odd address": torch.randn(2, 3, T, 65, generator=generator).bfloat16()[..., 1:],
+    }[layout].to(DEVICE)
+    whole = torch.randn(2, T, 3, 64, generator=generator).transpose(1, 2).to(DEVICE)
+    out, saved, mantissa = whole.bfloat16(), whole, 0
+    if bits is not None:
+        form = ResidualFormat.of(UNROUNDED, NEAREST, bits)
+        saved, mantissa = (
+            residual(whole, out.float(), form).to(torch.int8 if form.n_bytes == 1 else torch.int16),
+            7 + bits,
+        )
+        whole = out.double() + saved.double() * 2.0 ** (out.double().abs().log2().floor() - mantissa)
+    found = launch.grad_logsumexp(grad_out, out, saved, mantissa)
+    wanted = (grad_out.double() * (out.double() - whole.double())).sum(-1)
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow

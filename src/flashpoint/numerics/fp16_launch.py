@@ -30,7 +30,7 @@ _ALIGNED = 8
 
 def to_fp16(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return q, k and v in FP16, what is beyond it as its largest number, and what was found, [STATES] float32."""
-    with _on_device_of(q):
+    with on_device_of(q):
         way, read, cast = _prepared((q, k, v), (torch.float16,) * 3)
         state = _state(q)
         _launch("to_fp16_kernel", way, (*read, *cast, state), *way.numbers)
@@ -44,7 +44,7 @@ def from_fp16(out: Tensor, dtype: torch.dtype, state: Tensor, counted: Tensor | 
         state: of :func:`to_fp16`.
         counted: [] int64, to which the call and what was beyond FP16 are added.
     """
-    with _on_device_of(out):
+    with on_device_of(out):
         way, (read,), (cast,) = _prepared((out,), (dtype,))
         pointed_at = read, cast, state, state if counted is None else counted
         _launch("from_fp16_kernel", way, pointed_at, *way.numbers, counts=counted is not None)
@@ -58,7 +58,7 @@ def scaled(grad_out: Tensor, tokens: int, dtype: torch.dtype) -> tuple[Tensor, T
     Args:
         tokens: T.
     """
-    with _on_device_of(grad_out):
+    with on_device_of(grad_out):
         way, (read,), (inside,) = _prepared((grad_out,), (dtype,))
         state = _state(grad_out)
         _launch("largest_kernel", way, (read, state), *way.numbers)
@@ -75,7 +75,7 @@ def divided(
         state: of :func:`scaled`.
         counted: [] int64, to which the call is added, and whether dQ or dK is not finite and dV is.
     """
-    with _on_device_of(state):
+    with on_device_of(state):
         way, read, plain = _prepared(grads, dtypes)
         pointed_at = (*read, *plain, state, state if counted is None else counted)
         _launch("divide_kernel", way, pointed_at, *way.numbers, counts=counted is not None)
@@ -98,7 +98,7 @@ class _Way(NamedTuple):
 _HERE = contextlib.nullcontext()
 
 
-def _on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
+def on_device_of(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Return a context in which the device of ``x`` is the current one, on which Triton launches."""
     return _HERE if x.get_device() == torch._C._cuda_getDevice() else torch.cuda.device(x.device)
 

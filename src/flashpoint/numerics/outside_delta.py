@@ -18,13 +18,14 @@ from torch import Tensor
 from flashpoint.numerics.choices import NEAREST, UNROUNDED, ResidualFormat
 from flashpoint.numerics.deltas import two_parts
 from flashpoint.numerics.layout import constant_where_traced
-from flashpoint.numerics.ops import flash_fwd_op
+from flashpoint.numerics.ops import flash_fwd_op, op
+from flashpoint.numerics.passes import has_triton
 from flashpoint.numerics.production import fa4_backward, flex_with_logsumexp, repeat_kv
 from flashpoint.numerics.shared_graphs import name_for_op
 from flashpoint.numerics.variant import AttentionVariant
 
-Parts = tuple[Tensor, Tensor, Tensor]
-"""O as the kernels round it [B, H, T, d] bfloat16, L [B, H, T] float32, and Ô [B, H, T, d] float32."""
+Ours = tuple[Tensor, Tensor, Tensor]
+"""O as the kernels round it [B, H, T, d] bfloat16, L [B, H, T] float32, and what was saved for Ô [B, H, T, d]."""
 
 
 def corrected(
@@ -61,28 +62,29 @@ def corrected(
         )
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     ours = tuple(x.detach() for x in (q, repeat_kv(q, k), repeat_kv(q, v)))
-    out, logsumexp, saved, _ = flash_fwd_op(
-        *ours, seed_and_step, name_for_op(_key_of_forward(bits)), 1, is_causal, scale
-    )
-    whole = saved if bits is None else two_parts(out, saved, ResidualFormat.of(UNROUNDED, NEAREST, bits))
-    return CORRECTED[kernel](q, k, v, (out, logsumexp, whole), is_causal, scale)
+    *parts, _ = flash_fwd_op(*ours, seed_and_step, name_for_op(_key_of_forward(bits)), 1, is_causal, scale)
+    return CORRECTED[kernel](q, k, v, parts, bits, is_causal, scale)
 
 
-def _flex(q: Tensor, k: Tensor, v: Tensor, ours: Parts, is_causal: bool, scale: float) -> Tensor:
+def _flex(q: Tensor, k: Tensor, v: Tensor, ours: Ours, bits: int | None, is_causal: bool, scale: float) -> Tensor:
     # FlexAttention lends no backward pass without its forward pass: there are two, and ours is only for Ô.
     out, logsumexp = flex_with_logsumexp(q, k, v, is_causal, scale)
-    return _corrected(out, logsumexp, ours[2])
+    lacking = (_whole(ours[0], ours[2], bits) - out.detach().float()).to(out.dtype)  # of 1 to 8 bits: a BF16 number
+    corrected: Tensor = _GradientOfL.apply(out, logsumexp, lacking)
+    return corrected
 
 
-def _fa4(q: Tensor, k: Tensor, v: Tensor, ours: Parts, is_causal: bool, scale: float) -> Tensor:
+def _fa4(q: Tensor, k: Tensor, v: Tensor, ours: Ours, bits: int | None, is_causal: bool, scale: float) -> Tensor:
     # Its backward pass is a function of its own, which takes our O and L. So one forward pass is enough: with its O
     # there would be two, and the residual of its O would have the rounding of P̄ in ours.
-    out, logsumexp, whole = ours
-    out, logsumexp = _OfFA4.apply(q, k, v, out, logsumexp, is_causal, scale)
-    return _corrected(out, logsumexp, whole)
+    corrected: Tensor = _OfFA4.apply(q, k, v, *ours, bits, is_causal, scale)
+    return corrected
 
 
-CORRECTED: dict[str, Callable[[Tensor, Tensor, Tensor, Parts, bool, float], Tensor]] = {"flex": _flex, "fa4": _fa4}
+CORRECTED: dict[str, Callable[[Tensor, Tensor, Tensor, Ours, int | None, bool, float], Tensor]] = {
+    "flex": _flex,
+    "fa4": _fa4,
+}
 """By ``attn.kernel``."""
 
 
@@ -91,15 +93,32 @@ def _key_of_forward(bits: int | None) -> str:
     return AttentionVariant(name="outside", delta="out_fp32", out_residual_bits=bits).key
 
 
-def _corrected(out: Tensor, logsumexp: Tensor, whole: Tensor) -> Tensor:
-    """Return O, behind which L has the gradient that corrects δ."""
-    lacking = (whole - out.detach().float()).to(out.dtype)  # a residual of 1 to 8 bits is a BF16 number
-    corrected: Tensor = _GradientOfL.apply(out, logsumexp, lacking)
-    return corrected
+def _format(bits: int) -> ResidualFormat:
+    return ResidualFormat.of(UNROUNDED, NEAREST, bits)
+
+
+def _whole(out: Tensor, saved: Tensor, bits: int | None) -> Tensor:
+    """Return Ô [B, H, T, d] float32."""
+    return saved if bits is None else two_parts(out, saved, _format(bits))
+
+
+@op("grad_logsumexp")
+def grad_logsumexp_op(grad_out: Tensor, out: Tensor, saved: Tensor, bits: int | None) -> Tensor:
+    """Return dL = rowsum(dO∘(O − Ô)) [B, H, T] float32, given O of our forward pass and what it saved for Ô."""
+    if out.is_cuda and has_triton() and out.shape[-1].bit_count() == 1:
+        from flashpoint.numerics import grad_logsumexp_launch as launch  # a CPU need not wait for Triton
+
+        return launch.grad_logsumexp(grad_out, out, saved, 0 if bits is None else _format(bits).mantissa)
+    return (grad_out * (out.float() - _whole(out, saved, bits))).sum(-1)
+
+
+@torch.library.register_fake("flashpoint::grad_logsumexp")
+def _(grad_out: Tensor, out: Tensor, saved: Tensor, bits: int | None) -> Tensor:
+    return out.new_empty(out.shape[:-1], dtype=torch.float32)
 
 
 class _GradientOfL(torch.autograd.Function):
-    """O as it is. Its gradient comes back as it is, too, and beside it one of L."""
+    """O as it is. Its gradient comes back as it is, too, and beside it one of L, which corrects δ."""
 
     @staticmethod
     def forward(out: Tensor, logsumexp: Tensor, lacking: Tensor) -> Tensor:
@@ -116,22 +135,31 @@ class _GradientOfL(torch.autograd.Function):
 
 
 class _OfFA4(torch.autograd.Function):
-    """O and L as they are. What comes back goes through FlashAttention-4's backward pass."""
+    """O as it is. What comes back goes through FlashAttention-4's backward pass, with the gradient of L beside it."""
 
     @staticmethod
     def forward(
-        q: Tensor, k: Tensor, v: Tensor, out: Tensor, logsumexp: Tensor, is_causal: bool, scale: float
-    ) -> tuple[Tensor, Tensor]:
-        return out.view_as(out), logsumexp.view_as(logsumexp)
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        logsumexp: Tensor,
+        saved: Tensor,
+        bits: int | None,
+        is_causal: bool,
+        scale: float,
+    ) -> Tensor:
+        return out.view_as(out)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.is_causal, ctx.scale = inputs
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        *tensors, ctx.bits, ctx.is_causal, ctx.scale = inputs
         ctx.save_for_backward(*tensors)
 
     @staticmethod
-    def backward(ctx: Any, grad_out: Tensor, grad_logsumexp: Tensor) -> tuple[Tensor | None, ...]:
-        *tensors, logsumexp = ctx.saved_tensors  # q, k, v, O
-        by_token = (x.transpose(1, 2) for x in (grad_out, *tensors))
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, logsumexp, saved = ctx.saved_tensors
+        grad_logsumexp = grad_logsumexp_op(grad_out, out, saved, ctx.bits)
+        by_token = (x.transpose(1, 2) for x in (grad_out, q, k, v, out))
         grads = fa4_backward(*by_token, logsumexp, grad_logsumexp, ctx.is_causal, ctx.scale)
-        return (*(x.transpose(1, 2) for x in grads), None, None, None, None)
+        return (*(x.transpose(1, 2) for x in grads), *[None] * 6)
