@@ -88,6 +88,16 @@ def test_bad_input_is_one_line(tmp_path: Path, arguments: list[str], told: str) 
     assert told in refusal(call(arguments[0], *arguments[1:], cwd=tmp_path))
 
 
+def test_without_pytorch_a_verb_that_needs_it_says_so_in_one_line(tmp_path: Path) -> None:
+    hidden = "import sys; sys.modules['torch'] = None"
+    code = f"{hidden}; from flashpoint.cli.main import main; main(['diagnose', 'one'], prog_name='flashpoint')"
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120
+    )
+    assert "PyTorch" in refusal(result)
+    assert sys.executable in result.stderr
+
+
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", {"name": "flash_bf16"})
     result = call("survival", run, "--control", "flash_bf16", "--out", tmp_path / "nowhere/curves.png")

@@ -94,6 +94,10 @@ class Verbs(click.Group):
                 raise UserError(f"{command}: {message}; {command} --help tells what it takes") from error
             except click.Abort:
                 status = 130  # Ctrl-C
+            except ModuleNotFoundError as error:
+                if error.name != "torch":
+                    raise
+                raise UserError(f"needs PyTorch, which {sys.executable} lacks; pip install torch") from error
         sys.exit(status)
 
 
