@@ -1,11 +1,15 @@
 """``flashpoint diagnose`` on a run of this package, on a capture and on a model of Transformers."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
+import pty
 import re
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,7 +31,30 @@ from flashpoint.runs.folder import RunFolder
 from flashpoint.watching import delta_collection
 from flashpoint.watching.interceptor import Interceptor
 from tests.cli.diagnosed import captured, diagnose
-from tests.conftest import Command
+from tests.conftest import Command, environment
+
+
+@pytest.mark.slow
+def test_a_terminal_shows_how_many_layers_are_done_and_a_log_does_not(tmp_path: Path) -> None:
+    path = tmp_path / "one.safetensors"
+    captured(Fault("none")).write(path)
+    command = [sys.executable, "-m", "flashpoint", "diagnose", str(path)]
+    logged = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    mine, of_terminal = pty.openpty()
+    told = b""
+    with (tmp_path / "shown").open("w") as out:
+        shown = subprocess.Popen(command, env=environment() | {"TERM": "xterm"}, stdout=out, stderr=of_terminal)
+    os.close(of_terminal)
+    with contextlib.suppress(OSError):  # once the last process has closed it
+        while True:
+            told += os.read(mine, 1 << 12)
+    os.close(mine)
+    assert shown.wait(timeout=120) == 0
+    assert (logged.returncode, logged.stderr) == (0, "")
+    assert (tmp_path / "shown").read_text() == logged.stdout
+    assert b"layers" in told
+    assert b"0/1" in told
+    assert b"1/1" in told
 
 
 @pytest.mark.slow

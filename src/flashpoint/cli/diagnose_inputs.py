@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -83,16 +85,36 @@ class Inputs:
         place of one that does not run."""
         judged = [_Judged(one, {} if one else self.samples) for one in attentions]
         layers = [call.layer for call in self.calls]
-        for batch in self.later:
-            for call in (call.to(device) for call in batch if call.layer in layers):
+        unit = "layers" if len(judged) == 1 else "layers × attentions"
+        with _progress_bar(unit, len(layers) * len(judged)) as advance:
+            for batch in self.later:
+                for call in (call.to(device) for call in batch if call.layer in layers):
+                    for one in judged:
+                        one.measure(call)
+                if all(one.error for one in judged):
+                    break
+            for call in (call.to(device) for call in self.calls):
                 for one in judged:
-                    one.measure(call)
-            if all(one.error for one in judged):
-                break
-        for call in (call.to(device) for call in self.calls):
-            for one in judged:
-                one.diagnose(call)
+                    one.diagnose(call)
+                    advance()
         return [one.error or one.diagnoses for one in judged]
+
+
+@contextlib.contextmanager
+def _progress_bar(unit: str, total: int) -> Iterator[Callable[[], None]]:
+    """Show on a terminal, while the block runs, how many of these are done: the block calls what it is given after
+    each. A log gets nothing."""
+    if not sys.stderr.isatty():
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (unit, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, refresh_per_second=2, redirect_stdout=False) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda: bar.advance(task)
 
 
 class _Judged:
