@@ -71,9 +71,16 @@ def large_scores(length: int, size: int) -> list[Tensor]:
 STRESSES = [normal, tied, sink, one_signed, large_scores]
 
 
-def relative_errors(inputs: list[Tensor], variant: AttentionVariant) -> dict[str, float]:
-    result = run_reference(*inputs, variant)  # type: ignore[arg-type]
-    expected = exact_attention(*inputs)  # type: ignore[arg-type]
+@functools.cache
+def inputs_and_exact(stress, length: int, size: int, dtype: torch.dtype) -> tuple[list[Tensor], dict[str, Tensor]]:
+    """Once for all variants: FP64 takes a CPU longer than they do."""
+    inputs = [x.to(dtype) for x in stress(length, size)]
+    return inputs, exact_attention(*inputs)  # type: ignore[arg-type]
+
+
+def relative_errors(variant: AttentionVariant, stress, length: int, size: int) -> dict[str, float]:
+    inputs, exact = inputs_and_exact(stress, length, size, torch.float32)
+    result, expected = run_reference(*inputs, variant), dict(exact)  # type: ignore[arg-type]
     # dQ and dK of a single token are zero: errors are measured on dV's scale there.
     floor = 0.1 * expected["grad_v"].norm()
     if variant.center_keys:  # L is that of the centred scores
@@ -89,7 +96,7 @@ def relative_errors(inputs: list[Tensor], variant: AttentionVariant) -> dict[str
 @pytest.mark.parametrize("length", [1, 2, 7, 63, 64, 65, 130, 257])
 @pytest.mark.parametrize("block", [16, 64, 100, None])
 def test_fp32_is_within_1e_5_of_fp64(length: int, size: int, block: int | None) -> None:
-    errors = relative_errors(normal(length, size), AttentionVariant(**NOTHING_ROUNDED, block_k=block))
+    errors = relative_errors(AttentionVariant(**NOTHING_ROUNDED, block_k=block), normal, length, size)
     assert max(errors.values()) < 1e-5, errors
 
 
@@ -97,13 +104,13 @@ def test_fp32_is_within_1e_5_of_fp64(length: int, size: int, block: int | None) 
 @pytest.mark.parametrize("stress", [normal, tied, sink, one_signed], ids=lambda stress: stress.__name__)
 @pytest.mark.parametrize("choices", NEUTRAL, ids=lambda choices: "_".join(map(str, choices.values())) or "default")
 def test_choices_that_cancel_exactly_stay_within_1e_5(choices: dict, stress) -> None:
-    errors = relative_errors(stress(150, 32), AttentionVariant(**{**NOTHING_ROUNDED, **choices}))
+    errors = relative_errors(AttentionVariant(**{**NOTHING_ROUNDED, **choices}), stress, 150, 32)
     assert max(errors.values()) < 1e-5, errors
 
 
 def test_scores_of_500_keep_fp32_accuracy() -> None:
     # A score of 500 carries an FP32 rounding of 500·2⁻²⁴ = 3e-5, and exp passes it on.
-    errors = relative_errors(large_scores(150, 32), AttentionVariant(**NOTHING_ROUNDED))
+    errors = relative_errors(AttentionVariant(**NOTHING_ROUNDED), large_scores, 150, 32)
     assert max(errors.values()) < 2e-4, errors
 
 
@@ -118,28 +125,37 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
     unrounded ℓ keeps P̄'s. The dynamic maximum and centring change which values are rounded, not how many; a
     centred key is itself rounded, which moves a score by at most Σ_f |q_f||k_f|·2⁻⁸·α.
     """
-    variant = VARIANTS[name]
-    (q, k, v, _), result = computed(name, stress)
-    qd, kd, vd = q.double(), k.double(), v.double()
-    if variant.center_keys:
-        kd = kd - kd.mean(-2, keepdim=True)
-    scores = qd @ kd.mT / math.sqrt(32)
-    future = torch.ones(150, 150, dtype=torch.bool).triu(1)
-    moved = scores.abs() * 2**-9 * (variant.scores.mode != "none") + scores.abs() * 2**-20
-    if variant.center_keys:
-        moved = moved + qd.abs() @ kd.abs().mT / math.sqrt(32) * 2**-8
-    moved = moved.masked_fill(future, 0).amax(-1, keepdim=True)
-    p = scores.masked_fill(future, -math.inf).softmax(-1)
+    variant, result = VARIANTS[name], computed(name, stress)
+    out, out_of_abs, moves = exact_and_its_moves(stress, variant.center_keys)
+    moved = moves[variant.scores.mode != "none"]
     blocks = math.ceil(150 / (variant.block_k or 150)) if variant.out_unnormalized_when == "per_block" else 1
     roundings = (
         (variant.probs.mode != "none")
         + 2 * blocks * (variant.out_unnormalized.mode != "none")
         + (variant.out.mode != "none")
     )
-    bound = (p @ vd.abs()) * (torch.expm1(2 * moved) + roundings * 2**-8)
-    error = (result["out"].double() - p @ vd).abs()
+    bound = out_of_abs * (torch.expm1(2 * moved) + roundings * 2**-8)
+    error = (result["out"].double() - out).abs()
     assert (error <= bound + 1e-7).all(), (error / bound).max()
     assert error.max() > 0
+
+
+@functools.cache
+def exact_and_its_moves(stress, center_keys: bool) -> tuple[Tensor, Tensor, dict[bool, Tensor]]:
+    """P·V and P·|V| in FP64, and by how much a row's scores move at most that are not rounded, and that are."""
+    q, k, v, _ = (x.double() for x in inputs_and_exact(stress, 150, 32, torch.bfloat16)[0])
+    if center_keys:
+        k = k - k.mean(-2, keepdim=True)
+    scores = q @ k.mT / math.sqrt(32)
+    future = torch.ones(150, 150, dtype=torch.bool).triu(1)
+    moves = {}
+    for rounded in (False, True):
+        moved = scores.abs() * (2**-9 * rounded + 2**-20)
+        if center_keys:
+            moved = moved + q.abs() @ k.abs().mT / math.sqrt(32) * 2**-8
+        moves[rounded] = moved.masked_fill(future, 0).amax(-1, keepdim=True)
+    p = scores.masked_fill(future, -math.inf).softmax(-1)
+    return p @ v, p @ v.abs(), moves
 
 
 @pytest.mark.slow
@@ -147,8 +163,7 @@ def test_bf16_variants_stay_within_the_bound_of_their_rounding_points(name: str,
 @pytest.mark.parametrize("stress", STRESSES, ids=lambda stress: stress.__name__)
 def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, stress) -> None:
     """FlashAttention's own criterion, on the largest error of each result."""
-    _, result = computed(name, stress)
-    expected, plain = yardsticks(stress)
+    result, (expected, plain) = computed(name, stress), yardsticks(stress)
     # Gradients of variants with Ō in BF16 carry δ's error on top; FlashAttention's tests allow them 3. A stochastic
     # rounding of O errs by up to an ulp, one to nearest by half of that, and δ takes it on.
     of_out = 2 if VARIANTS[name].out.mode == "stochastic" else 1
@@ -159,17 +174,17 @@ def test_errors_are_at_most_twice_those_of_a_bf16_pytorch_attention(name: str, s
 
 
 @functools.cache
-def computed(name: str, stress) -> tuple[list[Tensor], dict[str, Tensor]]:
-    """Inputs in BF16, and what a variant makes of them."""
-    inputs = [x.bfloat16() for x in stress(150, 32)]
-    return inputs, run_reference(*inputs, VARIANTS[name])  # type: ignore[arg-type]
+def computed(name: str, stress) -> dict[str, Tensor]:
+    """What a variant makes of inputs in BF16."""
+    inputs, _ = inputs_and_exact(stress, 150, 32, torch.bfloat16)
+    return run_reference(*inputs, VARIANTS[name])  # type: ignore[arg-type]
 
 
 @functools.cache
 def yardsticks(stress) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """The same attention in FP64, and in PyTorch's BF16, which takes a CPU longer than a variant."""
-    inputs = [x.bfloat16() for x in stress(150, 32)]
-    return exact_attention(*inputs), bf16_pytorch_attention(*inputs)  # type: ignore[arg-type]
+    inputs, exact = inputs_and_exact(stress, 150, 32, torch.bfloat16)
+    return exact, bf16_pytorch_attention(*inputs)  # type: ignore[arg-type]
 
 
 def bf16_pytorch_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) -> dict[str, Tensor]:
@@ -187,8 +202,8 @@ def bf16_pytorch_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) ->
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65])
 def test_bf16_variants_are_finite_and_close_at_the_edges_of_a_block(name: str, length: int) -> None:
-    inputs = [x.bfloat16() for x in normal(length, 64)]
-    result, expected = run_reference(*inputs, VARIANTS[name]), exact_attention(*inputs)  # type: ignore[arg-type]
+    inputs, expected = inputs_and_exact(normal, length, 64, torch.bfloat16)
+    result = run_reference(*inputs, VARIANTS[name])  # type: ignore[arg-type]
     for quantity in ("out", *GRADIENTS):
         difference = (result[quantity].double() - expected[quantity]).norm()
         assert difference <= 0.01 * torch.maximum(expected[quantity].norm(), expected["grad_v"].norm())

@@ -1,5 +1,6 @@
 """The page of made-up runs: what it says, what is written where, and how a browser draws it."""
 
+import functools
 import json
 import re
 import shutil
@@ -10,6 +11,8 @@ from typing import Any
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 from flashpoint.cli.run_words import open_run
 from flashpoint.errors import UserError
@@ -22,6 +25,13 @@ from tests.lab.report.made_up import BY_HEAD, record
 from tests.records import call, refusal, write_run
 
 BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+@pytest.fixture
+def unseen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures stay empty and small: half of a page's time, for tests that look at its files alone."""
+    monkeypatch.setattr(Axes, "draw", lambda *_: None)
+    monkeypatch.setattr(Figure, "savefig", functools.partialmethod(Figure.savefig, dpi=10))
 
 
 @pytest.fixture(scope="module")
@@ -43,8 +53,9 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_damaged_record_leaves_nothing_half_written(tmp_path: Path) -> None:
-    run = record(tmp_path, "plain")
+    run = record(tmp_path, "plain", probes=False)
     run.folder.localized.write_text("[1]")
     with pytest.raises(UserError, match=re.escape(str(run.folder.localized))):
         write_report([run], tmp_path / "out")
@@ -207,6 +218,7 @@ def test_sizes_that_no_axis_can_have_are_passed_over(tmp_path: Path) -> None:
     assert html.count("<img ") == len(PANELS)
 
 
+@pytest.mark.usefixtures("unseen")
 def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
 
@@ -224,6 +236,7 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert (tmp_path / "runs/plain/report/report.html").read_text() == own
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_run_whose_folder_takes_no_page_has_it_elsewhere(tmp_path: Path) -> None:
     run = record(tmp_path / "runs", "plain", probes=False).folder.path
     (run / "report").write_text("a file")
@@ -232,6 +245,7 @@ def test_a_run_whose_folder_takes_no_page_has_it_elsewhere(tmp_path: Path) -> No
     assert (run / "report").read_text() == "a file"
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_path: Path) -> None:
     good = record(tmp_path / "runs", "good", probes=False).folder.path
     call("report", "good", cwd=tmp_path).check_returncode()
@@ -242,6 +256,7 @@ def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_p
     assert (good / "report/report.html").read_bytes() == own
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["report", "report/figures", "report/report.html", "report/figures/loss.png"])
 def test_a_link_in_a_run_leads_no_page_out_of_it(tmp_path: Path, place: str) -> None:
@@ -269,6 +284,7 @@ def test_a_page_is_written_where_it_is_said(tmp_path: Path, out: str) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.usefixtures("unseen")
 def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
     """The page names a file beside each figure, and W&B takes all that are there."""
     for name, probes in (("measured", True), ("plain", False)):
@@ -321,6 +337,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(tmp_path: Path, link: s
     assert not list(other.iterdir())
 
 
+@pytest.mark.usefixtures("unseen")
 @pytest.mark.slow
 def test_a_link_in_the_place_of_a_figure_or_the_page_is_replaced(tmp_path: Path) -> None:
     run, other = record(tmp_path, "run", probes=False), tmp_path / "other"
