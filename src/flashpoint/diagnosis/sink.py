@@ -29,6 +29,8 @@ _NEARLY_ALL = 0.9
 """Share of rows that have to agree. A fault in some blocks leaves the sink to be seen."""
 _AGREES, _ALONG, _ACROSS = 0.25, 0.002, 0.02
 """A row agrees if O errs by no more than this share of what the sink takes, and these shares of |O|."""
+_FAR_ACROSS = 1.001 * (_AGREES + _ACROSS) ** 2 / (4 * _AGREES)
+"""A row that errs by more across O, over |O| without a sink, agrees with no sink."""
 
 
 @torch.no_grad()
@@ -58,7 +60,10 @@ def sink_of(logsumexp: Tensor, exact: Tensor, found: Tensor) -> Tensor:
     mass = (found * exact).sum(-1) / size
     across = (found - mass[..., None] * exact).norm(dim=-1) / size.sqrt()
     sink = logsumexp.new_full(logsumexp.shape[:1], -torch.inf)
-    for head in (_short(mass).sum(-1) >= _FEW).nonzero().flatten().tolist():  # usually none: a training waits for this
+    tells = mass.isfinite() & across.isfinite() & logsumexp.isfinite()
+    far = (tells & (across <= _FAR_ACROSS)).sum(-1) / tells.sum(-1).double() < _NEARLY_ALL
+    can_have = (_short(mass).sum(-1) >= _FEW) & ~far
+    for head in can_have.nonzero().flatten().tolist():  # usually none: a training waits for this
         sink[head] = _score(logsumexp[head], mass[head], across[head])
     return sink
 

@@ -231,7 +231,7 @@ def _form(
 
 def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely: bool) -> Form:
     """Return the form that O shows."""
-    found = agreeing(forms, [call.q, call.k, call.v, call.out], closely=closely)
+    found = agreeing(forms, [call.q, call.k, call.v, call.out], closely=closely, known=call.measured)
     if found is None and dropped.p:
         raise _Unlike(f"{DROPOUT}{dropped.remedy}", forms)
     if found is None:
@@ -246,7 +246,7 @@ def _untold(forms: Sequence[Form], call: SeenCall, has_scale: bool) -> Form | No
 
     tensors = [call.q, call.k, call.v, call.out]
     scaled = (found for form in forms if not has_scale and (found := with_scale(form, tensors)))
-    if (one := next(scaled, None)) or agreeing(forms, tensors, closely=True):
+    if (one := next(scaled, None)) or agreeing(forms, tensors, closely=True, known=call.measured):
         return one
     return next((found for form in forms if (found := with_window(form, tensors))), None)
 
@@ -259,7 +259,8 @@ def _is_plain(call: SeenCall, scale: float, *, exchanged: bool) -> bool:
     plain = [Form(causal, scale) for causal in (True, False)]
     fits = fit_together({name: x.shape for name, x in turned.items()})
     fits = fits and bool(call.out.isfinite().all(-1).any())  # NaN is like every form
-    return fits and agreeing(plain, list(turned.values()), closely=True) is not None
+    known = None if exchanged else call.measured
+    return fits and agreeing(plain, list(turned.values()), closely=True, known=known) is not None
 
 
 def _described(form: Form) -> str:

@@ -9,7 +9,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -156,6 +156,7 @@ class SeenCall:
         dropped: of each ``F.dropout`` inside the call the shape of what it was given, p, and what it kept.
         generator: the state of the CPU's generator before the call, where it may draw from it what it drops.
         read: what :meth:`once` has made, which layers share.
+        measured: of this call's tensors, by :func:`.agreeing`.
     """
 
     q: Tensor
@@ -166,6 +167,7 @@ class SeenCall:
     dropped: Sequence[tuple[tuple[int, ...], float, Tensor]]
     generator: Tensor | None
     read: dict[Any, Any]
+    measured: dict[Any, Any] = field(init=False, default_factory=dict)
 
     @property
     def shape(self) -> tuple[int, int, int, int]:

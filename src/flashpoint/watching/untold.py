@@ -107,17 +107,22 @@ def _scales(form: Form, sequence: Sequence[Tensor]) -> tuple[Tensor, Tensor, Ten
     rows = torch.linspace(0, q.shape[1] - 1, min(q.shape[1], _ROWS), device=q.device).long()
     raw, dropped, out = form.scale * q[:, rows] @ k.mT, form.dropped(0, rows), out[:, rows]
 
-    def rest_and_slope(by: Tensor) -> tuple[Tensor, Tensor]:
+    def weigh(weights: Tensor) -> Tensor:
+        return weights @ v if dropped is None else (weights * dropped) @ v
+
+    def rest_of(by: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         of_scale = raw * by.exp()[:, None, None]
         probs = form.scores(of_scale.clone(), 0, rows).softmax(-1).nan_to_num(0.0)
+        return out - weigh(probs), probs, of_scale
+
+    def rest_and_slope(by: Tensor) -> tuple[Tensor, Tensor]:
+        rest, probs, of_scale = rest_of(by)
         moved = of_scale if not form.softcap else of_scale * (1 - (of_scale / form.softcap).tanh().square())
-        moved = probs * (moved - (probs * moved).sum(-1, keepdim=True))
-        of_v, slope = (x @ v if dropped is None else (x * dropped) @ v for x in (probs, moved))
-        return out - of_v, slope
+        return rest, weigh(probs * (moved - (probs * moved).sum(-1, keepdim=True)))
 
     none = raw.new_zeros(len(raw))
     starts = [none + start for start in _STARTS]
-    rests = torch.stack([rest_and_slope(start)[0].square().sum((1, 2)) for start in (none, *starts)])
+    rests = torch.stack([rest_of(start)[0].square().sum((1, 2)) for start in (none, *starts)])
     by = torch.stack([none, *starts]).gather(0, rests.argmin(0)[None])[0]
     for _ in range(_STEPS):
         rest, slope = rest_and_slope(by)
