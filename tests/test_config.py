@@ -59,6 +59,7 @@ def test_every_option_composes(path: Path) -> None:
         assert config.attn.name == path.stem
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -71,6 +72,7 @@ def test_the_configurations_of_other_tests_are_those_that_hydra_composes(overrid
     assert configured_values(*overrides) == composed_values(*overrides)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("*/*.yaml")), ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_a_default_stands_once(path: Path) -> None:
     """No YAML gives a key the value that it has without one; an experiment stands on the choices of train.yaml."""
@@ -154,6 +156,7 @@ def test_a_rounding_is_a_group_of_two_keys() -> None:
             configured(wrong)
 
 
+@pytest.mark.slow
 def test_a_cap_of_the_scores_takes_flexattention_and_no_probe_that_knows_none() -> None:
     no_probes = "probes.attention_interval=0"
     config = configured("attn=flex", "model.score_cap=30", no_probes)
@@ -205,6 +208,7 @@ def test_an_injected_error_is_keys_of_a_group_and_tells_itself() -> None:
         configured("attn.delta_error.kind=drift")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("text", "run"), RECORDED.items(), ids=[run.name for run in RECORDED.values()])
 def test_the_attention_of_older_runs_still_builds(text: str, run: Run) -> None:
     recorded = json.loads(text)

@@ -56,6 +56,7 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "variant", ["flash_exact_rowsum", "flash_bf16", "flash_unrounded_out", "flash_centered", "released"]
 )

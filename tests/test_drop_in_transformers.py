@@ -86,6 +86,7 @@ def t5(implementation: str) -> torch.nn.Module:
     return T5ForConditionalGeneration._from_config(config, attn_implementation=implementation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("build", "told", "evaluates"),
     [(gemma2, "softcap", False), (gpt_oss, "s_aux", False), (t5, "position_bias", True)],

@@ -50,6 +50,7 @@ BY_LAYER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiles", [False, pytest.param(True, marks=releases.traces_attention)])
 @pytest.mark.parametrize("which", BY_LAYER)
 def test_a_layer_that_pytorchs_attention_is_to_compute_is_computed_by_it(which: str, compiles: bool) -> None:

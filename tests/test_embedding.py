@@ -23,6 +23,7 @@ def in_fp64(grad: Tensor, tokens: Tensor) -> Tensor:
     return total.index_add_(0, tokens.flatten(), grad.flatten(0, 1).double())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", [1, 48, 160])
 def test_each_row_is_the_sum_over_its_positions(features: int) -> None:
     grad, tokens = inputs(features)

@@ -124,6 +124,7 @@ def _until_onset(run: Run) -> tuple[int | None, dict[int, str]]:
     return run.onset, {int(step): f"{loss:.6g}" for step, loss in series if step < (run.onset or 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
 def test_the_runs_whose_weights_were_measured_are_the_first_steps_of_those_with_an_onset(seed: int) -> None:
     runs = select_runs([f"weights-packages:*flash*_seed-{seed}"], REPOSITORY / "runs")
@@ -147,6 +148,7 @@ def test_runs_of_two_days_have_the_same_bits(name: str) -> None:
     assert first_difference(one, other) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["default-h200:explosion", "124m-h100:flash_bf16_seed-2", "laptop-packages:flash_bf16_seed-7"]
 )

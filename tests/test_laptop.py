@@ -48,6 +48,7 @@ def test_the_laptop_explodes_and_its_fix_holds_on_the_same_batches(tmp_path: Pat
     assert norms[0] > 3 * norms[1]
 
 
+@pytest.mark.slow
 def test_both_commands_have_the_same_forward_pass_and_differ_in_delta_alone() -> None:
     """dV = Pᵀdo does not know of δ; dQ and dK do."""
     generator = torch.Generator().manual_seed(0)

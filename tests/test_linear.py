@@ -115,6 +115,7 @@ def test_not_a_number_and_infinity_stay_what_they_are() -> None:
     torch.testing.assert_close(found, x.sum(1, keepdim=True), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 def test_the_op_meets_what_pytorch_asks_of_one() -> None:
     a, b = (normals(*shape, seed=0).bfloat16().requires_grad_() for shape in ((6, 5), (5, 4)))
     torch.library.opcheck(rounded_matmul, (a, b))

@@ -59,6 +59,7 @@ def test_a_fresh_model_predicts_almost_uniformly() -> None:
     assert loss.item() == pytest.approx(math.log(97), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("flex_on_a_cpu")
 @pytest.mark.parametrize(
     ("z_loss", "changes"), [(0.0, {}), (0.25, {}), (0.0, {"qk_norm": True}), (0.0, {"score_cap": 0.5})]

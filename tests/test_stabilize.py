@@ -105,6 +105,7 @@ def test_what_does_not_fit_fp16_is_counted_and_told(capfd: pytest.CaptureFixture
     assert len(capfd.readouterr().err.splitlines()) == 2  # one of the first call
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_gradients_that_fp16_makes_infinite_are_counted_and_told(
     backend: str | None, capfd: pytest.CaptureFixture[str]
@@ -144,6 +145,7 @@ class Mode(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 @pytest.mark.parametrize("size", [1e-30, 1.0, math.nan, 0.0])
 def test_what_eager_mode_keeps_or_computes_at_once_changes_no_bit(scale: float, size: float) -> None:
@@ -167,6 +169,7 @@ def test_what_eager_mode_keeps_or_computes_at_once_changes_no_bit(scale: float, 
         torch.testing.assert_close(one, other, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 3, 1000])
 def test_the_power_of_two_is_the_largest_that_keeps_the_sum_below(tokens: int) -> None:
     """Of every number of BF16, also where it is looked up."""
@@ -189,6 +192,7 @@ def test_with_checkpointing() -> None:
         assert one.equal(other)
 
 
+@pytest.mark.slow
 def test_compiled_in_the_block_and_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)
@@ -227,6 +231,7 @@ def test_compiled_once_for_any_length_several_calls_are_as_eager(checkpoints: bo
     assert counters["stats"]["unique_graphs"] == before + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads_of_keys", [2, 4])
 def test_compiled_under_autocast_it_is_as_eager(heads_of_keys: int) -> None:
     torch._dynamo.reset()
@@ -293,6 +298,7 @@ def test_a_block_begins_again_as_autocast_does(
     assert capfd.readouterr().err.count("has FP16 inside") == 1
 
 
+@pytest.mark.slow
 def test_of_a_second_block_it_does_not_say_that_no_attention_was_called(capfd: pytest.CaptureFixture[str]) -> None:
     torch._dynamo.reset()
     compiled = torch.compile(causal, backend="aot_eager", fullgraph=True)
@@ -318,6 +324,7 @@ def test_it_counts_on_where_the_backward_pass_is_under_autocast() -> None:
         assert (told.clamped, told.overflowed) == (70, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads_of_keys", [2, 4])
 def test_compiled_it_counts_as_in_eager_mode(heads_of_keys: int) -> None:
     def grouped(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -335,6 +342,7 @@ def test_compiled_it_counts_as_in_eager_mode(heads_of_keys: int) -> None:
                 assert told.clamped == counted
 
 
+@pytest.mark.slow
 def test_one_tensor_as_keys_or_queries_and_values_is_traced() -> None:
     torch._dynamo.reset()
     q, k, _, grad_out = (x.requires_grad_() for x in inputs())

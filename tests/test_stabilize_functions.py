@@ -106,6 +106,7 @@ def test_a_named_function_under_autocast_is_cast_inside_as_without(monkeypatch: 
     assert max(errors(found, exact(bias, causal=False))) < 2**-7
 
 
+@pytest.mark.slow
 def test_what_compilation_under_autocast_leaves_in_bf16_is_told(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

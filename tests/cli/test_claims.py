@@ -82,6 +82,7 @@ def test_programs_read_the_table(folder: Path) -> None:
     assert len(call("claims", "--format", "csv", cwd=folder).stdout.splitlines()) == 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changed", "told"),
     [

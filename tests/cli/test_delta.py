@@ -238,6 +238,7 @@ def test_pooled_biases_have_an_interval_over_runs(tmp_path: Path) -> None:
     assert row("--since", "20", "--layers", "1,2") == row("--since", "20")
 
 
+@pytest.mark.slow
 def test_each_set_of_weights_has_its_factor(tmp_path: Path) -> None:
     """Of the second of two layers, whose W_Q is larger; the first has no bias."""
 

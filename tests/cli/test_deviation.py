@@ -151,6 +151,7 @@ def test_engines_of_the_package_and_of_pytorch_are_compared_with_the_last_named(
     assert all(row["RMS"] < 0.05 and row["not finite"] == 0 for row in found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine", ["flash_bf16", "flash_fp32", "standard", "released", "released_fixed", "sdpa:math"])
 @pytest.mark.parametrize("mask", ["--causal", "--no-causal"])
 def test_every_engine_is_within_twice_the_deviation_that_the_emulation_foretells(engine: str, mask: str) -> None:

@@ -150,6 +150,7 @@ def test_of_fp16_tensors_it_says_that_a_grad_scaler_scales_nats(tmp_path: Path, 
     assert ("GradScaler" in diagnose(str(tmp_path))["tables"][-1]["note"]) == told
 
 
+@pytest.mark.slow
 def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> None:
     capture(tmp_path / "layer-03.safetensors", Fault("dropped_tile", head=1))
     told = diagnose(str(tmp_path))
@@ -251,6 +252,7 @@ def of_another_program(path: Path, *, causal: bool, by_token: bool = False, roll
     return str(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_tensors_of_another_program_are_causal_or_not_as_their_o_is(tmp_path: Path, causal: bool) -> None:
     told = diagnose(of_another_program(tmp_path / "own.safetensors", causal=causal))
@@ -400,6 +402,7 @@ def test_what_was_collected_after_a_capture_counts(tmp_path: Path) -> None:
     assert "bias of δ:" not in anew["heading"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("names", ["q", "k", "v", "qkv"])
 def test_columns_are_empty_where_inputs_are_not_finite(tmp_path: Path, names: str, value: float) -> None:

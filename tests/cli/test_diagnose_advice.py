@@ -101,6 +101,7 @@ def test_a_wrong_backward_pass_in_all_heads_is_not_taken_for_a_design(tmp_path: 
     assert "no fault" not in findings["note"].split(".")[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("wrong", "hedged"), [(8, False), (4, False), (8, True), (5, True), (4, True), (1, True)])
 @pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
 def test_a_function_of_the_users_that_means_something_else_is_not_called_faulty(
@@ -154,6 +155,7 @@ def test_a_first_row_that_turns_is_no_other_attention(tmp_path: Path, what: str,
     assert findings["note"].startswith("mine:attend") == hedged
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mine:attend", "sdpa"])
 def test_a_sink_that_depends_on_the_query_is_hedged_as_another_attention(tmp_path: Path, name: str) -> None:
     """It makes rows short by other shares than a sink with one score, by which dQ looks as if δ had a bias: the advice

@@ -69,6 +69,7 @@ def test_code_in_a_folder_of_a_model_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "was_run").exists()
 
 
+@pytest.mark.slow
 def test_a_model_that_is_not_causal_is_refused(tmp_path: Path) -> None:
     """Transformers makes it foretell the next token, which it sees: dO would be of a loss that trains no model."""
     from tokenizers import Tokenizer, models

@@ -52,6 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("runs/own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("cleared", "shows"),
     [("before the watch", "gradients were missing or all 0"), ("after it", "no W_Q changed its norm"), ("", "")],
@@ -91,6 +92,7 @@ def test_matrices_that_are_frozen_are_not_said_to_lack_their_update(
     assert "no W_Q changed its norm: all are frozen, or" in told("runs/own")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize(("step", "next_one"), [(2, BAD), (BAD, 6)])
 def test_a_capture_from_before_a_nan_tells_of_it_and_of_the_next_capture(
@@ -121,6 +123,7 @@ def test_the_errors_of_delta_that_a_capture_leaves_tell_it_too(tmp_path: Path, m
     assert f"the loss was no finite number at step {BAD}" in told(str(capture))
 
 
+@pytest.mark.slow
 def test_a_capture_of_the_nan_itself_or_of_a_run_without_one_tells_nothing_more(run: Path) -> None:
     assert "After these tensors" not in told(str(run))
     changed = {**json.loads((run / "outcome.json").read_text()), "outcome": "stable", "onset_step": None}
@@ -170,6 +173,7 @@ class Called(Pair):
         return x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("own", "said"),
     [
@@ -235,6 +239,7 @@ def test_the_first_line_names_the_head_that_is_biased_and_grew_and_the_attention
     assert "sequences would show" not in text
 
 
+@pytest.mark.slow
 def test_all_columns_are_of_all_heads(grown: Path) -> None:
     of_all = [row for row in rows(printed(str(grown), "--columns", "all")) if len(row) > 5]
     assert [head[:3] for head in of_all[-6:]] == [
@@ -255,6 +260,7 @@ def test_a_layer_that_grew_is_named_where_it_is_not_diagnosed(grown: Path, layer
     assert printed(str(grown), "--layer", layer).splitlines()[0] == first
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("called", "first"),
     [
@@ -304,6 +310,7 @@ class Spoiling(Pair):
         return left
 
 
+@pytest.mark.slow
 def test_the_first_of_the_captures_with_nan_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From step 4 on dK of layer 2 is NaN, while the loss of that step is finite; then all weights are NaN."""
 

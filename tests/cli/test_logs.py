@@ -57,6 +57,7 @@ def test_which_column_is_the_loss_is_told_behind_the_path(tmp_path: Path) -> Non
     assert "did you mean train_loss?" in refusal(call("runs", f"{path}:train_los"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "content"),
     [

@@ -135,6 +135,7 @@ def test_the_shell_completes_verbs_and_options() -> None:
     assert completed("flashpoint runs --show ho") == ["hottest"]
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_is_no_error(tmp_path: Path) -> None:
     run = write_run(tmp_path / "one", {"name": "flash_bf16"})
     command = f"{sys.executable} -m flashpoint runs {run} >&-"
@@ -183,6 +184,7 @@ SELECTIONS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", SELECTIONS)
 def test_every_table_is_read_in_every_format(tmp_path: Path, command: str) -> None:
     config = {"probes": {"sequences": 1}, "model": {"context": 2, "n_layer": 1, "d_model": 8}}

@@ -113,12 +113,14 @@ def shell(line: str, folder: Path, program: str, **variables: str) -> "subproces
 ALIVE = "for number in range(20000): print('a line', number, file=sys.stderr)\n    open('end', 'w').write('reached')"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ['"$@" 2>&1 | head -1', '"$@" 2>&-', '"$@" >&- 2>&- <&-', '"$@" 2>/dev/full'])
 def test_a_broken_stderr_raises_nothing(tmp_path: Path, line: str) -> None:
     assert shell(line, tmp_path, ALIVE).returncode == 0
     assert (tmp_path / "end").read_text() == "reached"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ['"$@" | head -1', '"$@" >&-', '"$@" >/dev/full'])
 def test_a_broken_stdout_raises_nothing_in_a_command_that_works(tmp_path: Path, line: str) -> None:
     working = "from flashpoint.cli.process import make_stdout_lasting; make_stdout_lasting()\n    "

@@ -59,6 +59,7 @@ def test_a_folder_goes_before_the_evidence(here: Path) -> None:
     assert open_run("laptop:bf16-0").folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "told"),
     [

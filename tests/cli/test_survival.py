@@ -9,6 +9,7 @@ import pytest
 from tests.records import call, refusal, rows, values, write_run
 
 
+@pytest.mark.slow
 def test_runs_are_grouped_and_says_where_they_were_made(tmp_path: Path) -> None:
     manifest = {"hardware": "a GPU"}
 
@@ -234,6 +235,7 @@ def test_a_seed_on_two_texts_or_in_two_settings_is_not_one_ranking(tmp_path: Pat
     assert "| 3 | 5 (5 to 5) | +1.00 |" in found["O on random inputs, RMS error"]
 
 
+@pytest.mark.slow
 def test_shorter_runs_lend_the_distances_of_their_weights(tmp_path: Path) -> None:
     """Onsets rank 1, 2, 3, 4.5, 4.5: two runs hold. Distances rank 5, 4, 3, 2, 1 with seed 1, so that
     ρ = -9.5 / √(9.5 * 10), and 5, 4, 1, 3, 2 with seed 2, so that ρ = -6.5 / √(9.5 * 10)."""

@@ -18,6 +18,7 @@ def record(folder: Path, bits: int, seed: int, onset: int | None, lr: float = 0.
     return write_run(folder / f"{bits}-{seed}-{lr}-{len(settings)}", attn, seed=seed, onset=onset, train=train)
 
 
+@pytest.mark.slow
 def test_each_value_is_a_row_with_its_median(tmp_path: Path) -> None:
     runs = [record(tmp_path, 1, seed, 100 + seed) for seed in range(5)]
     runs += [record(tmp_path, 2, seed, 300 if seed < 3 else None) for seed in range(5)]
@@ -96,6 +97,7 @@ def test_a_misspelt_setting_is_told_which_was_meant_and_a_seed_is_none(tmp_path:
     assert "--by seed: each row counts its runs over seeds" in refusal(call("survival", run, "--by", "seed"))
 
 
+@pytest.mark.slow
 def test_long_names_stay_within_the_figure(tmp_path: Path) -> None:
     several = {"weight_decay": 0.125, "beta1": 0.875, "beta2": 0.9375, "eps": 0.25, "grad_clip": 2.0, "warmup_steps": 7}
     runs = [record(tmp_path, 1, 0, 100), record(tmp_path, 1, 1, 100, **several)]

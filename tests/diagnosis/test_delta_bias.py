@@ -25,6 +25,7 @@ def of_sequences(count: int, spread: float, of_rows: float = 0.0) -> DeltaBias:
     return DeltaBias(0 * one, *errors, *sizes, 0 * one, one, counts, counts, 1, GRAD_DELTA)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, 3, 8, 264])
 @pytest.mark.parametrize("spread", [2e-8, 1e-7, 1e-6, 3e-5])
 @pytest.mark.parametrize("of_rows", [0.0, 3e-6, 4e-5])

@@ -21,6 +21,7 @@ def autograd(call: AttentionCall) -> tuple[Tensor, ...]:
     return (out.detach(), *torch.autograd.grad(out, (q, k, v), call.grad_out.double()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_every_form_is_computed_as_autograd_computes_its_definition(name: str) -> None:
     call = call_in(name, factor=2.0)
@@ -32,6 +33,7 @@ def test_every_form_is_computed_as_autograd_computes_its_definition(name: str) -
             torch.testing.assert_close(found, wanted[n], rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMS)
 def test_an_error_of_delta_is_read_from_dq_in_every_form(name: str) -> None:
     """δ + ε in the backward pass, by autograd: L has the derivative P by S, so ε·L takes ε·P from dS."""

@@ -203,6 +203,7 @@ def test_a_smaller_scale_that_halves_rows_of_o_switches_none_off() -> None:
     assert "times 0.25" in found.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["dropped_tile", "stale_maximum"])
 def test_what_a_factor_does_not_account_for_is_told_beside_another_scale(kind: str) -> None:
     broken = by_position(faulty_attention(Fault(kind, head=2)))
@@ -294,12 +295,14 @@ def test_a_rounding_alone_is_not_said_to_be_wrong_unless_a_users_function_shows_
     assert "computes something wrong" in advice({"coarse_rounding", "dropped_tile"}, "", exchange)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0), (8.0, 0.0)])
 def test_attentions_without_a_factor_have_none(name: str, factor: float, offset: float) -> None:
     assert diagnose(call_of(by_position(CLEAN[name]), along_out(6, factor, offset))).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sdpa", "flash_bf16", "flash_exact_rowsum"])
 def test_scores_that_are_rounded_until_they_are_alike_have_no_other_factor(name: str) -> None:
     """At 1,000 nats BF16's numbers lie 4 apart: O is nearly that of scores times 0. δ of exact row sums has no bias."""
@@ -339,6 +342,7 @@ def with_grad_q(call: AttentionCall, changed: Tensor, head: int) -> AttentionCal
     return dataclasses.replace(call, grad_q=grad_q)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.99, 1.01, 1.05])
 @pytest.mark.parametrize(("factor", "offset"), [(1.0, 0.0), (2.0, 4.0)])
 def test_a_factor_of_grad_q_is_no_bias_of_delta(size: float, factor: float, offset: float) -> None:
@@ -426,6 +430,7 @@ def with_added(size: float, heads: slice) -> Callable[..., Tensor]:
     return function
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize(("size", "factor"), [(0.1, 1.0), (0.02, 3.0), (-0.2, 1.0), (1.0, 2.0)])
 def test_a_constant_beside_the_denominator_is_no_other_scale(size: float, factor: float, asked: bool) -> None:
@@ -437,6 +442,7 @@ def test_a_constant_beside_the_denominator_is_no_other_scale(size: float, factor
     assert abs(float(told.replace(" ", "").replace("−", "-")) / size - 1) < 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CLEAN)
 @pytest.mark.parametrize("factor", [0.1, 4.0])
 def test_of_a_right_attention_the_constant_is_0(name: str, factor: float) -> None:
@@ -445,6 +451,7 @@ def test_of_a_right_attention_the_constant_is_0(name: str, factor: float) -> Non
     assert diagnosis.measures["denominator_added"].abs().max() < 2**-8  # of ℓ's at least 1, by roundings of P̄ and O
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("factor", [SIZE**-0.5, SIZE**0.5, 3.0])
 def test_a_factor_far_from_1_is_found(factor: float) -> None:
     """As of a scale that is forgotten, or taken twice. From 1 the steps of Gauss and Newton lead elsewhere."""

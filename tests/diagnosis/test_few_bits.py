@@ -108,6 +108,7 @@ CALLS = [(32, 4, 1.0, True), (64, 2, 3.0, False), (140, 4, 1.0, True)]
 """Tokens, heads of keys, how much larger the queries are, and whether the call is causal."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "heads", "factor", "is_causal"), CALLS)
 @pytest.mark.parametrize("kernel", [
     Kernel(16), Kernel(48), Kernel(64), Kernel(128, backward=True), Kernel(512),
@@ -122,6 +123,7 @@ def test_of_exact_sums_and_l_nothing_of_the_kind_is_said(
     assert found(kernel.call(tensors, is_causal)) <= ({"coarse_rounding"} if kernel.scores else set())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "heads", "factor", "is_causal"), CALLS)
 @pytest.mark.parametrize("kernel", [Kernel(16, sums=True), Kernel(64, sums=True), Kernel(128, True, backward=True)])
 def test_a_sum_that_is_rounded_at_each_tile_is_told(
@@ -135,6 +137,7 @@ def test_a_sum_that_is_rounded_at_each_tile_is_told(
     assert (shares > (0.9 if length <= kernel.tile else 0.2)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1.0, LOG2E])
 @pytest.mark.parametrize(("length", "heads", "factor", "is_causal"), CALLS)
 def test_a_logsumexp_that_is_rounded_between_the_passes_is_told(
@@ -187,6 +190,7 @@ def test_scores_of_few_bits_are_no_rounded_l_where_rows_have_nearly_one_key() ->
     assert "rounded_logsumexp" not in found(call)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", [1.0, LOG2E])
 @pytest.mark.parametrize(("tensors", "held", "named"), [
     (torch.float16, torch.bfloat16, "BF16"), (torch.float16, torch.float16, "FP16"),
@@ -202,6 +206,7 @@ def test_l_can_have_another_dtype_than_the_tensors(
     assert f"an L in {named}" in one.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernel", [
     Kernel(64, scores=True), Kernel(64, before=True), Kernel(64, before=True, scores=True),
 ])  # fmt: skip
@@ -233,6 +238,7 @@ def test_the_slope_is_the_share_of_what_rounded_scores_make(name: str, share: fl
     torch.testing.assert_close(slopes, torch.full((1, call.q.shape[1]), share).double(), rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("length", "is_causal"), [(32, False), (140, True)])
 def test_an_o_that_is_cut_off_is_told_as_such(length: int, is_causal: bool) -> None:
     """Its rows are shorter, and were taken for those of another scale."""
@@ -255,6 +261,7 @@ def test_numbers_that_are_cut_off_are_the_next_ones_towards_0(dtype: torch.dtype
     assert torch.equal(held_in(x.double(), dtype, cut=True), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_out", [True, False])
 @pytest.mark.parametrize(("delta", "told"), [(cut_off, "cut off to BF16"), (nearest, "rounded to BF16")])
 def test_a_delta_of_16_bits_is_told_with_how_it_lost_the_others(
@@ -294,6 +301,7 @@ def test_no_slope_is_told_of_as_few_rows_as_it_has_unknowns(rows: int) -> None:
         assert found[measure].isnan().all() == (rows <= unknowns), measure
 
 
+@pytest.mark.slow
 def test_of_a_delta_in_fp32_slopes_spread_as_is_said() -> None:
     """Over 320 heads and sequences their squares are those of the standard errors, to 25 %."""
     found = diagnose(Kernel(64).call(inputs(12, sequences=80))).measures
@@ -302,6 +310,7 @@ def test_of_a_delta_in_fp32_slopes_spread_as_is_said() -> None:
         assert float(ratios.square().mean()) == pytest.approx(1.0, abs=0.25), key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("probs", "named"), [(cut_off, True), (nearest, False), (torch.clone, False)])
 def test_a_delta_of_probabilities_that_are_cut_off_has_a_factor(probs: Callable[[Tensor], Tensor], named: bool) -> None:
     """On average a number loses 0.0027 of itself so; one that is rounded loses nothing."""

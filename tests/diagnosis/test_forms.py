@@ -63,6 +63,7 @@ def test_no_right_attention_is_accused(name: str, factor: float) -> None:
         assert found.empty_rows == (rows, rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tokens", "size", "seeds"), [(33, 1, range(12, 18)), (2, 1, range(8)), (5, 8, range(4))])
 def test_a_few_numbers_that_are_far_off_by_chance_accuse_nobody(tokens: int, size: int, seeds: range) -> None:
     """Rows of one feature nearly cancel at times: a few of them make all of an error, and of another rounding none."""
@@ -74,6 +75,7 @@ def test_a_few_numbers_that_are_far_off_by_chance_accuse_nobody(tokens: int, siz
         assert not kinds(diagnose(recorded(call, sdpa)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(4))
 def test_the_scale_of_dropout_that_a_cpu_rounds_accuses_nobody(seed: int) -> None:
     """PyTorch makes 1.1094 of 1.1111 there. Small scores make little of O, so that 0.15 % of it looks like a factor."""
@@ -101,6 +103,7 @@ def in_dtype(q: Tensor, k: Tensor, v: Tensor, form: Form) -> Tensor:
     return weights @ v.repeat_interleave(2, 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attention", [in_dtype, in_fp32])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_what_is_left_of_a_saturated_soft_cap_accuses_nobody(dtype: torch.dtype, attention: Attention) -> None:
@@ -116,6 +119,7 @@ def test_what_is_left_of_a_saturated_soft_cap_accuses_nobody(dtype: torch.dtype,
             assert kinds(diagnose(call)) == [("gradients_off", (3, 4))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("score", [12.0, 20.0, 40.0])
 def test_what_fp16_rounds_to_0_beside_a_sink_accuses_nobody(score: float) -> None:
     """O of most rows is a few of FP16's steps or none, and so are dQ and dK, though dO is of healthy size."""
@@ -140,6 +144,7 @@ def test_a_fault_is_named_in_its_head(name: str, kind: str) -> None:
     assert kinds(diagnose(call)) == [(named, (3,))]
 
 
+@pytest.mark.slow
 def test_a_form_that_the_call_was_not_told_shows() -> None:
     """An attention with a soft cap, a bias or another mask inside is no attention of what the call was told."""
     for name in ("soft cap", "relative positions", "window", "dropout"):
@@ -155,6 +160,7 @@ def test_a_sink_that_the_call_tells_is_no_finding_and_one_that_it_does_not_is() 
     assert kinds(diagnose(untold)) == [("sink", (1, 2, 4))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["soft cap", "padding", "causal, padded left", "cross", "wider values", "sink"])
 def test_no_right_attention_is_accused_that_is_called_anew(name: str) -> None:
     call = call_in(name, seed=1, factor=3.0)
@@ -185,6 +191,7 @@ def test_a_bias_that_holds_nan_is_where_it_begins() -> None:
     assert finding.inherited
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "tokens", "size"), [(torch.float32, 5, 1), (torch.float32, 2, 32), (torch.bfloat16, 17, 1)]
 )

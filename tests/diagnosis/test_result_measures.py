@@ -139,6 +139,7 @@ def of_one_sequence(call: AttentionCall, n: int) -> AttentionCall:
     return dataclasses.replace(call, **held, form=dataclasses.replace(call.form, **told))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["padding", "dropout and bias", "sink, window and soft cap", "wider values"])
 def test_a_head_is_measured_alike_with_whichever_others(name: str) -> None:
     """Short sequences are measured together. A head that is far off changes nothing of the others."""

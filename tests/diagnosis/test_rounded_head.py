@@ -138,6 +138,7 @@ def test_the_slope_is_the_share_of_the_rounding_that_delta_takes_and_unknown_whe
     torch.testing.assert_close(of["delta_rounding"][0], torch.stack(sizes))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.0, 1.0])
 @pytest.mark.parametrize("block_k", [64, 128, None])
 @pytest.mark.parametrize("is_causal", [True, False])

@@ -121,6 +121,7 @@ def short_rows(factor: Tensor) -> Function:
     return lambda *given: clean(*given) * factor.bfloat16()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "factor",
     [

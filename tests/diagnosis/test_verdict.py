@@ -189,6 +189,7 @@ def test_with_grouped_heads_of_keys_the_head_is_named() -> None:
         assert [(found.kind, found.heads) for found in diagnose(call, asked).findings] == [("delta_bias", (2,))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "sure"), [(torch.bfloat16, True), (torch.float32, False)])
 def test_that_an_error_follows_the_rounding_of_o_is_said_only_where_its_slope_is_sure(
     dtype: torch.dtype, sure: bool
@@ -254,6 +255,7 @@ def test_a_few_rows_with_another_mask_are_named_among_right_ones(tile: int, name
     assert not named or "in rows 61 to 63" in found[0].text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("wrong", ["grad_q", "grad_k", "grad_v"])
 def test_rounded_scores_hide_no_gradient_that_is_off(wrong: str) -> None:
     """Rounding S makes gradients err about as much as O does, and not a hundred times as much."""
@@ -326,6 +328,7 @@ def test_a_short_sequence_and_few_sequences_are_no_error() -> None:
     assert diagnose(call_of(function, tensors), function).findings == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["none", "delta_bias", "rounded_head"])
 def test_findings_do_not_depend_on_the_scale_of_the_loss(kind: str) -> None:
     """As with a GradScaler, or with a loss that is divided for gradient accumulation: nats alone change."""

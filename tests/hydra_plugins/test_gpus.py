@@ -358,6 +358,7 @@ def test_runs_take_one_gpu_after_the_other(stand_in: Path, monkeypatch: pytest.M
     assert second["environment"]["TORCHINDUCTOR_COMPILE_THREADS"] == "4"
 
 
+@pytest.mark.slow
 def test_runs_wait_for_the_gpu_that_they_are_to_have(stand_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Driver())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")  # an H200 and an A100

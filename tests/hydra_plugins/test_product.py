@@ -149,6 +149,7 @@ def test_of_a_long_range_two_numbers_are_composed_before_the_first_run() -> None
     assert sorted(context.composed) == sorted(composed)
 
 
+@pytest.mark.slow
 def test_a_value_that_is_there_twice_is_refused_before_any_is_composed() -> None:
     sweeper, context = ProductSweeper({}), Context()
     sweeper.hydra_context, sweeper.launcher, sweeper.config = context, Launcher(), OmegaConf.create()  # type: ignore

@@ -71,6 +71,7 @@ def test_two_launches_give_the_same_bits(variant: AttentionVariant) -> None:
         assert torch.equal(one, other)
 
 
+@pytest.mark.slow
 def test_stochastic_rounding_is_unbiased_over_steps() -> None:
     """The mean of n outputs nears the unrounded one like 1/√n; one BF16 ulp is at most 2⁻⁷ relative."""
     q, k, v = inputs()
@@ -143,6 +144,7 @@ def test_under_its_name_in_graphs_a_variant_computes_the_same(monkeypatch: pytes
         assert all(map(torch.equal, *results))
 
 
+@pytest.mark.slow
 def test_what_an_op_calls_is_not_compiled_where_a_graph_breaks_beside_it() -> None:
     """The compiler would drop rounding points of the reference."""
     compiled: list[str] = []

@@ -72,6 +72,7 @@ def assert_same(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1.0, 1e6, math.inf, -math.inf, math.nan])
 @pytest.mark.parametrize("layout", layouts())
 def test_casts_to_fp16_and_what_is_beyond_it(layout: str, number: float) -> None:
@@ -112,6 +113,7 @@ def test_dO_is_scaled_by_the_power_of_two(layout: str, size: float) -> None:
     assert inside.stride() == torch.empty_like(grad_out).stride()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [BF16, torch.float32])
 @pytest.mark.parametrize("size", SIZES)
 def test_gradients_are_scaled_by_its_inverse(size: float, dtype: torch.dtype) -> None:
@@ -161,6 +163,7 @@ def _checkpointed(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attend", [causal, _grouped, _masked, _checkpointed])
 @pytest.mark.parametrize("scale", [1.0, 1e6])
 def test_in_eager_mode_kernels_change_no_bit(by_kernels: Callable[[], None], attend: Attend, scale: float) -> None:

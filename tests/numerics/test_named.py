@@ -57,6 +57,7 @@ def test_a_stored_name_is_told_anew() -> None:
     assert resolved({**stored, "out": {"mode": "nearest"}}, VARIANTS).name == "flash_fp32"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("experiment", sorted(VARIANTS.parent.glob("experiment/*.yaml")), ids=lambda path: path.stem)
 def test_the_formats_of_an_experiment_stand_beside_each_attention_and_in_the_title_of_ours(experiment: Path) -> None:
     formats = yaml.safe_load(experiment.read_text()).get("attn", {})

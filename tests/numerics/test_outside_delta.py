@@ -132,6 +132,7 @@ def slope(error: Tensor, rounding: Tensor) -> float:
     return float((error * rounding).sum() / rounding.square().sum())
 
 
+@pytest.mark.slow
 @releases.traces_flex
 @pytest.mark.usefixtures("flex_on_a_cpu")
 @pytest.mark.parametrize(("name", "wanted"), [("flex", 1.0), ("flex_fixed", 0.0)])
@@ -174,6 +175,7 @@ def test_the_delta_is_exact_to_the_bits_of_the_residual(fa4: FA4, bits: int | No
     assert bool((fa4.grad_scores.sum(-1).abs() / SCALE <= allowed).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["by token", "by head", "every other feature", "repeated", "at an odd address"])
 @pytest.mark.parametrize("bits", [1, 6, 8, None])
 def test_the_kernel_of_the_gradient_of_l(bits: int | None, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:

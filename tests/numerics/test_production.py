@@ -217,6 +217,7 @@ def test_a_gradient_without_a_size_is_not_scaled(values: float) -> None:
     assert float(power_of_two(torch.full((1, 1, 4, 2), values))) == 1.0
 
 
+@pytest.mark.slow
 def test_compiled_equals_eager() -> None:
     """The stabilisers are traced without a break, and give the bits of eager mode."""
     variant = replace(variant_of("sdpa_math"), fp16_inside=True, shift_keys="sequence", shift_values="batch_detached")
@@ -249,6 +250,7 @@ def test_the_mean_is_of_the_heads_own_keys() -> None:
     assert center(k, "sequence").shape == (2, 3, 1, 16)
 
 
+@pytest.mark.slow
 def test_a_librarys_two_passes_are_one_attention_eager_and_compiled() -> None:
     """A library with functions for each pass, as FlashAttention-4 and xformers have them: [B, T, H, d] and L."""
 

@@ -199,6 +199,7 @@ def bf16_pytorch_attention(q: Tensor, k: Tensor, v: Tensor, grad_out: Tensor) ->
     return {"out": out.detach(), **dict(zip(GRADIENTS, grads, strict=True))}  # type: ignore[dict-item]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", VARIANTS)
 @pytest.mark.parametrize("length", [1, 2, 63, 64, 65])
 def test_bf16_variants_are_finite_and_close_at_the_edges_of_a_block(name: str, length: int) -> None:

@@ -149,6 +149,7 @@ def test_a_killed_process_leaves_every_line_it_logged(run: RunFolder) -> None:
     assert read_metrics(run.metrics)["loss"][0].tolist() == list(range(7))
 
 
+@pytest.mark.slow
 def test_a_process_killed_while_it_logs_leaves_a_readable_file(run: RunFolder) -> None:
     command = [sys.executable, "-c", LOGGING, str(run.path), str(10**9)]
     with subprocess.Popen(command, env=environment(), stdout=subprocess.DEVNULL) as process:
@@ -162,6 +163,7 @@ def test_a_process_killed_while_it_logs_leaves_a_readable_file(run: RunFolder) -
     assert len(steps) > 1000
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_raised_to_the_run(run: RunFolder) -> None:
     def limit() -> None:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

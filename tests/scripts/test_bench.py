@@ -322,6 +322,7 @@ def test_what_cannot_be_measured_is_told_in_one_line(arguments: str, told: str) 
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_variants_with_kernels_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def names(*attentions: str) -> list[str]:
         return [variant.name for variant in kernels.chosen(attentions)]

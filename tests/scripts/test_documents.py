@@ -125,6 +125,7 @@ def test_a_page_is_filled_with_what_commands_print(tmp_path: Path) -> None:
     assert page.read_text() == before
 
 
+@pytest.mark.slow
 def test_the_walks_of_the_architecture_lead_through_code_that_is_there() -> None:
     page = REPOSITORY / "docs/architecture.md"
     stations = re.findall(r"^\d+\. \[`[^`]+`\]\(([^)]+)\): ((?:`\w+`(?:, )?)+)", page.read_text(), re.MULTILINE)

@@ -36,5 +36,6 @@ def test_four_characters_follow_what_the_next_depends_on_and_more_follow_anythin
     assert most_successors(text, *others) > 10
 
 
+@pytest.mark.slow
 def test_the_same_arguments_write_the_same_text(tmp_path: Path) -> None:
     assert written(tmp_path, 1, 2) == written(tmp_path, 1, 2)

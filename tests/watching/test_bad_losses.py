@@ -44,6 +44,7 @@ def test_a_loop_that_ends_with_nan_is_told_of_that_one_and_not_of_one_that_is_le
     assert run.outcome.nonfinite == last.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [NAN, float("inf")])
 @pytest.mark.parametrize("log_interval", [1, 10])
 def test_a_batch_of_nan_is_told_with_its_step_and_does_not_end_a_healthy_run(
@@ -87,6 +88,7 @@ def test_nan_that_reaches_the_parameters_ends_the_run_at_its_first_step(
     assert f"step {BAD}: the loss is no finite number, nor are parameters of the model: the verdict is nonf" in told
 
 
+@pytest.mark.slow
 def test_nan_that_stays_is_judged_after_ten_losses_and_keeps_the_first_step_of_its_stretch(tmp_path: Path) -> None:
     """Step 4 alone is NaN, too; it is not the first of those that stay."""
     verdicts = list[str]()
@@ -120,6 +122,7 @@ def test_batches_of_nan_all_along_are_told_and_captured_three_times_and_counted(
     assert max(captured_steps(tmp_path / "own")) < 18
 
 
+@pytest.mark.slow
 def test_nan_that_stays_after_many_batches_of_it_is_captured(tmp_path: Path) -> None:
     bad = with_losses(lambda number: NAN if (number % 4 == 2 or number > 30) else 1.0)
     run = loop(tmp_path, step=bad, steps=60, interval=500, log_interval=1)
@@ -134,6 +137,7 @@ def test_ten_losses_of_exactly_0_are_told_once(tmp_path: Path, capsys: pytest.Ca
     assert capsys.readouterr().err.count("in a row are exactly 0") == (zeros == 10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("advantages", "told"), [([1.0, -1.0, 0.0], "policy gradient"), ([0.0] * 3, "labels")])
 @pytest.mark.parametrize("log_interval", [1, 4])
 def test_losses_of_0_with_gradients_lack_no_labels(

@@ -23,6 +23,7 @@ def captures(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "captures").iterdir())
 
 
+@pytest.mark.slow
 def test_a_loop_that_captures_at_every_step_loses_no_warning(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], warned_soon: int
 ) -> None:
@@ -43,6 +44,7 @@ def test_a_loop_that_captures_at_every_step_loses_no_warning(
     assert steps_of(folder) == [at + 1]
 
 
+@pytest.mark.slow
 def test_two_watched_models_take_turns(tmp_path: Path) -> None:
     """The first collects without end; the second is observed and captured all the same."""
     models = Pair(), Pair()

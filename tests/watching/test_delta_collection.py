@@ -75,6 +75,7 @@ def test_the_numbers_are_those_of_the_tensors_of_the_same_step(tmp_path: Path) -
             assert torch.equal(of, expected.measures[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [3, 500])
 def test_collecting_changes_no_bit_of_the_training(tmp_path: Path, interval: int) -> None:
     watched_model, alone = (Pair() for _ in range(2))
@@ -130,6 +131,7 @@ class Exploding:
         watched.step(loss * 0 + (self.after if number >= self.jump else 1.0), x)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warned_soon")
 def test_after_a_warning_its_layer_alone_is_measured(tmp_path: Path) -> None:
     loop(tmp_path, step=Exploding(9999, 0), steps=210, interval=100, weights_interval=10)
@@ -140,6 +142,7 @@ def test_after_a_warning_its_layer_alone_is_measured(tmp_path: Path) -> None:
     assert steps_of(folder) == list(range(first, first + SEQUENCES // 8))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warned_soon")
 def test_an_explosion_while_a_warnings_sequences_are_collected_has_its_own_capture(tmp_path: Path) -> None:
     loop(tmp_path, step=Exploding(120, 9.0), steps=220, interval=500, weights_interval=10)
@@ -179,6 +182,7 @@ def test_a_loss_that_is_no_number_ends_the_collection(tmp_path: Path) -> None:
     assert not (tmp_path / "own/captures/step-0000007/delta.jsonl").exists()
 
 
+@pytest.mark.slow
 def test_a_capture_between_the_passes_of_a_collected_step_has_all_layers(tmp_path: Path, warned_soon: int) -> None:
     """The observation of the step has some layers alone: the next step is captured."""
 
@@ -226,6 +230,7 @@ def test_a_step_whose_layers_are_of_other_modules_is_left_out(tmp_path: Path) ->
     assert run.columns["row_sum_relative_bias"][0].tolist() == [0, 1, 3, 5]  # the others are no numbers of this layer
 
 
+@pytest.mark.slow
 def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -258,6 +263,7 @@ def test_measuring_ends_where_steps_show_the_captured_attentions_no_more(
     assert "6 of 256 sequences" in told
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("warned_soon")
 def test_after_a_warning_a_step_with_other_layers_has_all_of_them_captured(tmp_path: Path) -> None:
     """The layer that grew is the first one that such a step shows, and its number there is another one."""
@@ -344,6 +350,7 @@ def _attend(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = True) -> Tensor:
     return _Here.attend(q, k, v, is_causal)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("damage", "told"),
     [

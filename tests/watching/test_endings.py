@@ -62,6 +62,7 @@ def test_a_step_of_nan_that_is_observed_itself_needs_no_other(tmp_path: Path) ->
     assert list(captured_steps(tmp_path / "own")) == [3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [5, 10, 500])
 def test_a_step_of_nan_has_no_tensors_of_a_later_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], interval: int
@@ -162,6 +163,7 @@ def test_a_step_that_a_gradient_scaler_skips_costs_one_more_observation(tmp_path
     assert not list(own.glob("captures/*/delta.jsonl"))
 
 
+@pytest.mark.slow
 def test_an_overflow_after_one_that_a_gradient_scaler_skipped_is_captured(tmp_path: Path) -> None:
     """At the start of a run its scale is too large. Later two in a row are no routine; of these there are at most 2."""
 
@@ -218,6 +220,7 @@ def test_losses_that_end_above_the_margin_are_told_and_kept(
     assert ("watch own: the loop ends with the loss" in told) == (after == 20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("high", "steps"), [(9.0, 30), (9.0, 130), (5.2, 30), (9.0, 12)])
 def test_losses_that_rise_at_once_and_stay_are_told_and_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], high: float, steps: int

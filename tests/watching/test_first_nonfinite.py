@@ -232,6 +232,7 @@ def test_a_watch_after_the_optimizer_blames_what_one_before_it_does(
     assert [origin] == origins("backward")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("interval", [4, 500])
 def test_a_watch_after_zero_grad_accuses_no_optimizer(tmp_path: Path, interval: int, set_to_none: bool) -> None:
@@ -247,6 +248,7 @@ def test_a_watch_after_zero_grad_accuses_no_optimizer(tmp_path: Path, interval: 
     assert "gradients were finite" not in origin.text
 
 
+@pytest.mark.slow
 def test_the_same_place_in_steps_in_a_row_is_told_once_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +305,7 @@ def test_a_parameter_that_holds_a_mask_is_no_origin_after_the_optimizer(tmp_path
     assert not train(tmp_path, model=model, watch_after=watch_after)
 
 
+@pytest.mark.slow
 def test_gradients_name_the_parameters_between_which_it_came(tmp_path: Path) -> None:
     (origin,) = train(tmp_path, "backward MLP 1")
     assert origin.parameters[0] == "embedding.weight"
@@ -312,6 +315,7 @@ def test_gradients_name_the_parameters_between_which_it_came(tmp_path: Path) -> 
     assert " (14 of 14) " in everywhere.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [4, 500])
 def test_a_batch_with_nan_is_named(tmp_path: Path, interval: int) -> None:
     def batch(step: int) -> Tensor:
@@ -323,6 +327,7 @@ def test_a_batch_with_nan_is_named(tmp_path: Path, interval: int) -> None:
     assert place_of(origin) == (FAILS, "batch", ("batch",), None, ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [4, 500])
 def test_weights_that_the_optimizer_made_nan_are_told_so(tmp_path: Path, interval: int) -> None:
     def change(model: nn.Module, step: int) -> None:
@@ -338,6 +343,7 @@ def test_weights_that_the_optimizer_made_nan_are_told_so(tmp_path: Path, interva
     assert (outcome.onset_step, outcome.nonfinite) == (FAILS + 1, origin.text)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("interval", [4, 500])
 def test_an_infinite_gradient_makes_weights_nan_through_clipping(tmp_path: Path, interval: int) -> None:
     class Overflows(nn.Module):
@@ -373,6 +379,7 @@ def test_scores_that_overflow_in_fp16_are_found(tmp_path: Path) -> None:
     assert found[2] == "fp16_overflow"
 
 
+@pytest.mark.slow
 def test_gradients_that_a_scaler_skips_are_no_origin(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=100)
 
@@ -390,6 +397,7 @@ def test_gradients_that_a_scaler_skips_are_no_origin(tmp_path: Path, capsys: pyt
     assert f"gradients of {skipped} steps held NaN or infinity" in told
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fails_at", "reads"), [(FAILS, 5), (FAILS, 100), (5, 3)])
 def test_a_nan_gradient_between_two_reads_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, fails_at: int, reads: int
@@ -405,6 +413,7 @@ def test_a_nan_gradient_between_two_reads_is_told(
     assert "W_Q of layer 2, head 3 held NaN" in told[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "where", "tensors", "heads"),
     [("forward O 2", "forward", ("O",), ()), ("backward k 2", "backward", ("dK",), ())],
@@ -448,6 +457,7 @@ def test_rows_that_a_mask_empties_are_no_origin(tmp_path: Path) -> None:
     assert (origin.step, origin.where, origin.tensors, origin.call) == (FAILS, "backward", ("dO",), 1)
 
 
+@pytest.mark.slow
 def test_a_nan_that_goes_is_told_beside_the_one_that_stays(tmp_path: Path) -> None:
     def batch(step: int) -> Tensor:
         return torch.full((20, 12, 32), math.nan) if step == 1 else torch.randn(20, 12, 32)

@@ -73,6 +73,7 @@ SDPA: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SDPA)
 def test_what_pytorchs_attention_is_told_is_recorded(tmp_path: Path, name: str) -> None:
     make, told = SDPA[name]
@@ -248,6 +249,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, how: str) -> Tensor:
     return (weights.nan_to_num(0.0) if how == "zero" else weights) @ v
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depends", [False, True])
 @pytest.mark.parametrize("how", ["added", "large", "zero"])
 def test_rows_that_see_no_key_are_left_out_of_what_is_judged(tmp_path: Path, how: str, depends: bool) -> None:

@@ -40,6 +40,7 @@ def diagnosed(path: Path, *options: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_captures_lines_and_tables_name_the_module_of_a_layer(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], compiled: bool

@@ -59,6 +59,7 @@ def told(
 QUESTION = "step 0: are heads and tokens exchanged? q"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_keys", [4, 2])
 @pytest.mark.parametrize(
     ("word", "transposed", "remedy"),

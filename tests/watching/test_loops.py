@@ -198,6 +198,7 @@ def windowed(q: Tensor, k: Tensor, v: Tensor, width: int = 1) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=near)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("word", "causal"),
     [("attend", False), ("hidden_mask", True), ("by_token@bthd", True), ("windowed", None)],

@@ -98,6 +98,7 @@ def logged(run: Run) -> tuple[list[int], NDArray[np.float64]]:
     return found[0].tolist(), found[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("autocast", [False, True])
 def test_it_is_logged_at_its_interval_of_all_sequences_of_the_first_pass(tmp_path: Path, autocast: bool) -> None:
     expected = {}
@@ -192,6 +193,7 @@ def test_frozen_forms_stay_as_they_are() -> None:
     assert all(map(torch.equal, before, form.tensors.values()))
 
 
+@pytest.mark.slow
 def test_calls_of_later_micro_batches_are_not_held(tmp_path: Path) -> None:
     """A step of many would hold q and k of all of them."""
     held: list[int] = []

@@ -15,6 +15,7 @@ def tensors() -> list[Tensor]:
     return [one for one in gc.get_objects() if issubclass(type(one), Tensor)]  # isinstance asks proxies of the dead
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("interval", "sequences"), [(1, 0), (500, 10_000)])
 def test_tensors_do_not_become_more_with_the_steps_that_are_recorded(
     tmp_path: Path, interval: int, sequences: int

@@ -62,6 +62,7 @@ def captured(model: nn.Module, number: int, watched: Watch) -> None:
     plain(model, number, watched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attend", "in_a_list"])
 def test_arguments_by_name_and_a_list_of_results_are_recorded(tmp_path: Path, name: str) -> None:
     loop(tmp_path, Model(CALLS[name]), captured, functions=[f"{__name__}:{name}"])
@@ -134,6 +135,7 @@ def test_why_attentions_are_left_out_is_written_down_once(tmp_path: Path) -> Non
         read_calls(whole.folder.path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("called", [True, False])
 def test_a_function_that_is_not_called_by_its_name_is_told_beside_one_that_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], called: bool
@@ -304,6 +306,7 @@ class Part(NoMask):
     """Of whatever the caller has."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["deterministic", "sm_scale", "backend", "part", "layer_idx", "n_head"])
 def test_an_option_that_is_no_mask_leaves_a_faulty_attention_in(tmp_path: Path, name: str) -> None:
     """Beside a mask, a fault in so many rows could be the mask's."""

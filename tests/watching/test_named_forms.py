@@ -103,6 +103,7 @@ def full_inside(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inside", "others"),
     [(causal_inside, 19), (causal_inside, 40), (full_inside, 1), (full_inside, 19), (full_inside, 40)],
@@ -183,6 +184,7 @@ def in_documents(b: Tensor, _h: Tensor, i: Tensor, j: Tensor) -> Tensor:
     return (i >= j) & ((i < 5 + b) == (j < 5 + b))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "shapes"),
     [

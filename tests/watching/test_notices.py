@@ -107,6 +107,7 @@ def closed() -> io.StringIO:
     return stream
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stderr", [closed(), None, Raising(), io.TextIOWrapper(io.BytesIO(), "ascii")])
 def test_a_stderr_that_cannot_be_written_does_not_end_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stderr: object

@@ -149,6 +149,7 @@ def test_a_gradient_of_l_is_recorded_and_counted_in(tmp_path: Path, name: str, s
     assert delta_samples(tmp_path) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "inner", "weighted", "flash"])
 def test_without_a_gradient_of_its_own_another_output_changes_nothing(tmp_path: Path, name: str) -> None:
     call, diagnosis = recorded(tmp_path, name, 0.0)
@@ -159,6 +160,7 @@ def test_without_a_gradient_of_its_own_another_output_changes_nothing(tmp_path: 
     assert delta_samples(tmp_path) == 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "weighted"])
 def test_a_gradient_in_a_backward_pass_of_its_own_is_not_of_the_recorded_one(tmp_path: Path, name: str) -> None:
     call, diagnosis = recorded(tmp_path, name, 1.0, apart=True)
@@ -184,6 +186,7 @@ def test_a_gradient_of_weights_is_told_and_gradients_are_not_judged(tmp_path: Pa
     assert diagnosis.bias is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "alone"), [("apart", True), ("twice", False)])
 def test_a_gradient_of_l_by_ways_of_its_own_is_no_finding(tmp_path: Path, name: str, alone: bool) -> None:
     call, diagnosis = recorded(tmp_path, name, 1.0)
@@ -204,6 +207,7 @@ class Merging(Model):
         return out, torch.zeros(1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "lost"), [("exact", False), ("flash", False), ("losing", True)])
 def test_attentions_that_are_merged_by_l_are_judged_with_it(tmp_path: Path, name: str, lost: bool) -> None:
     dtype = torch.float32 if name == "exact" else torch.bfloat16
@@ -214,6 +218,7 @@ def test_attentions_that_are_merged_by_l_are_judged_with_it(tmp_path: Path, name
     assert [len(diagnose(call).findings) for call in calls] == [int(lost)] * 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["exact", "inner", "weighted", "flash"])
 def test_no_bit_of_the_training_changes(tmp_path: Path, name: str) -> None:
     """Beside a loop that does the same and watches nothing."""

@@ -86,6 +86,7 @@ def test_gradients_are_those_of_the_call_alone(tmp_path: Path, attend: Attend, t
     assert run.manifest.not_recorded == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tied", [False, True])
 def test_parts_are_summed_and_a_named_function_with_one_tensor_twice_lacks_gradients(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], tied: bool

@@ -24,6 +24,7 @@ def normed_and_rotated(x: Tensor) -> Tensor:
     return rotated(F.rms_norm(x, (8,)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("heads", [1, 4, 16])
 def test_rotary_and_normed_queries_are_traced_to_their_matrix(tmp_path: Path, heads: int, dtype: torch.dtype) -> None:
@@ -50,6 +51,7 @@ def divided_by_a_length_over_all_heads(x: Tensor) -> Tensor:
     return rotated(x * x.float().square().mean((1, 3), keepdim=True).rsqrt().to(x.dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("norm", [normed_over_all_heads, divided_by_a_length_over_all_heads])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("heads", [2, 16])
@@ -187,6 +189,7 @@ class Written(nn.Module):
         return self.function(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 @pytest.mark.parametrize("name", [
     "einsum", "einsum, weight first", "broadcast", "@", "@ from the left", "fused", "chunked", "interleaved",

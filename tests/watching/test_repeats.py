@@ -55,6 +55,7 @@ BATCHES: dict[str, Batch] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_the_batch_tells_repetitions_though_weights_move(tmp_path: Path, batch: Batch) -> None:
     loop(tmp_path, step=cycling(6, batch), steps=9, interval=500)
@@ -81,6 +82,7 @@ FORWARDS: dict[str, Forward] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", FORWARDS.values(), ids=FORWARDS)
 def test_what_the_model_is_given_tells_repetitions_without_a_batch(tmp_path: Path, forward: Forward) -> None:
     loop(tmp_path, Given(), cycling(6, lambda _x, _n: None, forward), steps=9, interval=500)
@@ -124,6 +126,7 @@ def test_without_a_batch_the_tensors_tell_as_long_as_weights_stand_still(tmp_pat
     assert "24 sequences, 6 different, of 8 steps" in diagnosed(tmp_path / "own")
 
 
+@pytest.mark.slow
 def test_where_too_few_differ_nothing_is_said_of_delta(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     loop(tmp_path, step=cycling(2, lambda x, _: x), steps=23, interval=500)
     assert "δ of 2 layers was measured on 20 sequences, 2 different, of steps 1 to 20" in capsys.readouterr().err

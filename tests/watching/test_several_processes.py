@@ -119,6 +119,7 @@ def test_a_number_that_every_process_holds_is_read_and_a_part_of_one_is_refused(
         assert name not in run.columns
 
 
+@pytest.mark.slow
 def test_an_attention_and_a_batch_that_are_shared_ask_the_other_process_for_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mesh: DeviceMesh
 ) -> None:
@@ -153,6 +154,7 @@ def masked(q: Tensor, k: Tensor, v: Tensor, attn_mask: DTensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, attn_mask=attn_mask.to_local())
 
 
+@pytest.mark.slow
 def test_a_mask_that_is_shared_is_not_looked_at(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], mesh: DeviceMesh
 ) -> None:

@@ -110,6 +110,7 @@ def library(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_named_function_has_fp16_inside_in_every_step_and_is_itself_afterwards(
     tmp_path: Path, library: Any, order: tuple[str, ...]
@@ -149,6 +150,7 @@ def test_a_capture_tells_whether_its_attention_has_fp16_inside(
             file.unlink()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("kind", ["fused", "apart"])
 def test_w_q_and_w_k_are_found_behind_the_cast(tmp_path: Path, library: Any, kind: str, order: tuple[str, ...]) -> None:

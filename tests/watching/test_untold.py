@@ -77,6 +77,7 @@ def diagnosed(
     return [diagnose(call) for call in calls], run.manifest.not_recorded
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("of_scores", [0.02, 1.0, 8.0])
 @pytest.mark.parametrize("scale", [1.0, 1 / SIZE, SIZE**0.5, 144**-0.5, 10.0])
 def test_a_scale_that_a_model_means_is_told_and_no_fault(
@@ -94,6 +95,7 @@ def test_a_scale_that_a_model_means_is_told_and_no_fault(
         assert one.otherwise_called == [f"scale {scale:.3g}, where 1/√d is 0.25,"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("of_scores", [0.0, 1e-5])
 def test_a_scale_that_no_score_shows_is_hedged(
@@ -129,6 +131,7 @@ class OneHead(torch.autograd.Function):
         return larger, None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "of_scores"), [(1, 0.0), (1, 1.0), (4, 1.0)])
 def test_a_wrong_gradient_is_no_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, heads: int, of_scores: float
@@ -167,6 +170,7 @@ def prefix(tokens: int) -> Tensor:
     return torch.zeros(TOKENS, TOKENS).masked_fill(later > 0, -math.inf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward_alone", [False, True])
 def test_a_prefix_that_was_not_told_is_named_by_its_rows_and_hedged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forward_alone: bool
@@ -181,6 +185,7 @@ def test_a_prefix_that_was_not_told_is_named_by_its_rows_and_hedged(
     assert bool(suspects(found, None)) is not forward_alone
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [0.02, 0.03])
 def test_a_small_bias_that_was_not_told_is_no_wrong_gradient(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: float
@@ -206,6 +211,7 @@ def test_a_scale_is_read_beside_dropout(tmp_path: Path, monkeypatch: pytest.Monk
     assert {one.call.form.scale for one in found} == {1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("told", "keys"), [(16, 15), (16, 17), (16, 18), (None, 7), (None, 38)])
 def test_a_window_of_another_size_is_told_and_no_fault(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, told: int | None, keys: int

@@ -106,6 +106,7 @@ def test_the_length_of_a_decay_that_there_is_not_is_no_setting() -> None:
     assert settings_of(run(min_lr_ratio=0.1, decay_steps=9)) != settings_of(run(min_lr_ratio=0.1, decay_steps=7))
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.lists(

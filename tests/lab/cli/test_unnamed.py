@@ -60,6 +60,7 @@ def test_code_that_records_name_runs_where_the_command_line_names_or_trusts_it(
     assert not (tmp_path / "was_run").exists()
 
 
+@pytest.mark.slow
 def test_a_resumed_run_has_no_other_probes(train: Command, theirs: Path) -> None:
     refused = train("resume=theirs", "probes.attention=[theirs.py:Mine]", "train.steps=3", tiny=False)
     assert_one_line(refused, "probes.attention contradicts resume=theirs")
@@ -100,6 +101,7 @@ def test_an_upload_to_somebody_who_is_not_named_is_refused() -> None:
     refuse_unnamed(config, ["tracking=online", "tracking.entity=somebody"])
 
 
+@pytest.mark.slow
 def test_a_folder_that_has_settings_of_hydra_runs_no_code(train: Command, tmp_path: Path) -> None:
     """Hydra takes that file of a folder without being asked to."""
     (tmp_path / "mine/hydra").mkdir(parents=True)

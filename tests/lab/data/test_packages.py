@@ -85,6 +85,7 @@ def with_other_content(index: Path) -> None:
             packed.writestr("one/c.py", "added = True\n")
 
 
+@pytest.mark.slow
 def test_the_text_is_that_of_the_wheels_and_once_fetched_needs_no_index(index: Path, tmp_path: Path) -> None:
     config = DataConfig(root=str(tmp_path / "data"), vocab_size=300, val_fraction=0.1)
     texts = [text for shard in source_shards(config) for text in shard.documents()]

@@ -136,6 +136,7 @@ PARTS = [b"a", b"word ", b"\r", b"\n", b"\r\n", "é".encode(), "Ω".encode(), "�
 TEXTS = st.lists(st.lists(st.sampled_from(PARTS), max_size=12).map(b"".join), min_size=1, max_size=5)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True, database=None)
 @given(TEXTS, st.none() | st.integers(1, 60), st.integers(1, 40))
 def test_files_that_are_read_together_and_in_part_have_the_text_of_whole_ones(
@@ -151,6 +152,7 @@ def test_files_that_are_read_together_and_in_part_have_the_text_of_whole_ones(
     assert [text for shard in shards for text in shard.documents()] == former(paths, limit)
 
 
+@pytest.mark.slow
 @settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(st.lists(st.sampled_from([*PARTS, b"\xff", b"\xc3", b"\xe2\x82"]), max_size=10).map(b"".join))
 def test_damage_is_told_at_its_byte(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
@@ -169,6 +171,7 @@ def test_no_more_of_a_file_is_read_than_is_asked_for(tmp_path: Path) -> None:
     assert list(TextShard((path,), "text", 1000).documents()) == ["word " * 200]
 
 
+@pytest.mark.slow
 def test_many_small_files_are_few_shards_and_large_ones_a_shard_each(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for number in range(1000):

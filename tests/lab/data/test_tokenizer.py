@@ -19,6 +19,7 @@ from tests.conftest import environment
 from tests.lab.data.texts import DOCUMENTS
 
 
+@pytest.mark.slow
 def test_a_trained_tokenizer_is_the_same_in_every_process(tmp_path: Path) -> None:
     """Hash maps are seeded per process, so only separate processes can show an order that leaks."""
     script = (
@@ -104,6 +105,7 @@ def test_pieces_have_the_words_of_gpt2s_encoding(monkeypatch: pytest.MonkeyPatch
         )
 
 
+@pytest.mark.slow
 def test_the_library_never_gets_a_large_document_whole() -> None:
     given: list[int] = []
 

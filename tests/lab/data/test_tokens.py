@@ -27,6 +27,7 @@ def test_the_fingerprint_is_the_documented_one(jsonl: Path, tmp_path: Path) -> N
     assert dataset.fingerprint == hashlib.sha256(b"".join(digests)).hexdigest()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", ["train", "val"])
 @pytest.mark.parametrize("damage", ["missing", "empty", "short", "odd", "flipped"])
 def test_a_damaged_token_file_is_refused_in_one_line(jsonl: Path, tmp_path: Path, split: str, damage: str) -> None:

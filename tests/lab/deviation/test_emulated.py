@@ -184,6 +184,7 @@ def test_results_are_numbers_of_the_precision(precision: Format, accumulate: str
             assert value.isfinite().all(), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "within"])
 @pytest.mark.parametrize("engine", ["baseline", "flash"])
 def test_fewer_mantissa_bits_deviate_more(engine: str, accumulate: str) -> None:

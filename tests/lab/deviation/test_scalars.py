@@ -118,6 +118,7 @@ class Loops:
         return {"O": outs.tolist(), "L": L, "δ": delta, "dQ": scaled[0], "dK": scaled[1], "dV": dv}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("accumulate", ["fp32", "same", "within"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])

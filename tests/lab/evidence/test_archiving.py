@@ -23,6 +23,7 @@ from flashpoint.runs.run import Run
 from tests.lab.evidence.kept import STEPS, assert_equal, bytes_of, rounded, set_outcome, write_kept_run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("digits", [3, 4, 6, 17])
 def test_a_run_is_the_same_in_a_table_as_in_its_folder(tmp_path: Path, digits: int) -> None:
     runs = [write_kept_run(tmp_path / f"seed-{seed}", seed, heads) for seed, heads in enumerate([(2, 3), (1, 1)])]

@@ -147,6 +147,7 @@ class ManyCheckpoints(FakeSubject):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost_from", [*range(0, 1000, 40), 1000])
 def test_the_point_of_no_return_is_found_wherever_it_is_by_the_shortest_branches(
     lost_from: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -164,6 +164,7 @@ def test_a_function_that_does_something_else_is_refused(failing: Path, function:
     assert len([line for line in result.stderr.splitlines() if line.startswith("error")]) == 1
 
 
+@pytest.mark.slow
 def test_an_interruption_of_the_function_ends_the_localisation(failing: Path, tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         branch_of(failing, "interrupted_step", tmp_path / "branch")
@@ -228,6 +229,7 @@ def branch_of(run: Path, function: str, folder: Path) -> Trained:
     return own.train(own.whole, 10, 2, folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("function", "told"),
     [
@@ -259,6 +261,7 @@ def test_options_that_the_loop_gives_its_own_watch_are_passed_over(failing: Path
     assert [len(layer) for layer in trained.norms] == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_run_that_was_watched_from_a_checkpoint_on_has_branches(failing: Path, tmp_path: Path) -> None:
     """Its steps and batches are those of the training, if it says with which step it began; else a line asks for it."""
     watching = partial(flashpoint.watch, runs_dir=tmp_path, functions=SMALL["functions"].split())

@@ -61,6 +61,7 @@ def recorded(folder: Path, seed: int, failed_at: int) -> Recorded:
     return Recorded(RunFolder(folder), failed_at, trained)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gpus", [4, 6])
 @pytest.mark.parametrize("printed", PRINTED, ids=lambda text: re.findall(r"seed \d+", text)[0])
 def test_the_answers_are_the_printed_ones_whatever_trains_side_by_side(

@@ -100,6 +100,7 @@ class Failing(Probe):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measures", "state", "told"),
     [

@@ -56,6 +56,7 @@ def test_runs_that_have_no_room_side_by_side_go_on_below(tmp_path: Path, rows: i
     assert len({row.limits for row in grid.rows}) == 1  # both metrics have the same values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("draw", [draw_heads, draw_bias, partial(draw_metrics, metrics=[TIED_ROWS, TIE_MULTIPLICITY])])
 def test_all_panels_of_a_row_have_one_axis_and_room_for_their_curves(
     tmp_path: Path, draw: Callable[[list[Run]], PanelGrid | None]
@@ -276,6 +277,7 @@ def test_a_changed_attention_has_its_colour_unless_the_unchanged_one_is_there(tm
         assert [curve.get_color() for curve in draw_losses(runs).rows[0].plots[0].curves] == colours
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "draw", [draw_losses, draw_heads, partial(draw_metrics, metrics=[TIED_ROWS, TIE_MULTIPLICITY])]
 )

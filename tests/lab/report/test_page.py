@@ -53,6 +53,7 @@ def test_it_needs_no_other_file_and_shows_every_figure(report: Path) -> None:
         assert (np.ptp(image, axis=-1) > 0.3).mean() > 1e-3, f"{panel.key} is blank"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_a_damaged_record_leaves_nothing_half_written(tmp_path: Path) -> None:
     run = record(tmp_path, "plain", probes=False)
@@ -62,11 +63,13 @@ def test_a_damaged_record_leaves_nothing_half_written(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_it_links_to_each_figure(report: Path) -> None:
     html = report.read_text()
     assert re.findall(r'href="#([^"]+)"', html) == re.findall(r'<section id="([^"]+)"', html) == [p.key for p in PANELS]
 
 
+@pytest.mark.slow
 def test_it_says_what_happened_and_where(report: Path) -> None:
     html = report.read_text()
     for text in (
@@ -206,6 +209,7 @@ def test_a_run_of_no_numbers_under_a_long_name_is_drawn(tmp_path: Path) -> None:
     assert html.count("<img ") > 5
 
 
+@pytest.mark.slow
 def test_sizes_that_no_axis_can_have_are_passed_over(tmp_path: Path) -> None:
     """A record of somebody else's may hold them: the page ended in an error of Matplotlib's."""
     sizes = [1e308, -1e308, 5e-324, 1e-300, 1.0, 2.0]
@@ -218,6 +222,7 @@ def test_sizes_that_no_axis_can_have_are_passed_over(tmp_path: Path) -> None:
     assert html.count("<img ") == len(PANELS)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) -> None:
     record(tmp_path / "runs", "plain", probes=False)
@@ -236,6 +241,7 @@ def test_the_verb_writes_beside_the_run_and_refuses_in_one_line(tmp_path: Path) 
     assert (tmp_path / "runs/plain/report/report.html").read_text() == own
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_a_run_whose_folder_takes_no_page_has_it_elsewhere(tmp_path: Path) -> None:
     run = record(tmp_path / "runs", "plain", probes=False).folder.path
@@ -245,6 +251,7 @@ def test_a_run_whose_folder_takes_no_page_has_it_elsewhere(tmp_path: Path) -> No
     assert (run / "report").read_text() == "a file"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_a_page_of_what_is_left_of_several_runs_is_none_of_the_first_alone(tmp_path: Path) -> None:
     good = record(tmp_path / "runs", "good", probes=False).folder.path
@@ -284,6 +291,7 @@ def test_a_page_is_written_where_it_is_said(tmp_path: Path, out: str) -> None:
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unseen")
 def test_a_report_leaves_no_figure_of_an_earlier_one(tmp_path: Path) -> None:
     """The page names a file beside each figure, and W&B takes all that are there."""

@@ -165,6 +165,7 @@ def test_memory_that_does_not_suffice_costs_the_checkpoint_and_not_the_run(
     assert steps_of(tmp_path / "c") == [10]
 
 
+@pytest.mark.slow
 def test_the_budget_holds_and_recent_steps_are_dense(tmp_path: Path) -> None:
     config = CheckpointsConfig(interval=10, budget_gib=8.5 * (4004 + 2**16) / 2**30)
     folder = tmp_path / "c"

@@ -50,6 +50,7 @@ def test_while_the_model_compiles_another_process_prepares_the_data(
     assert again.tokens.fingerprint == prepared.tokens.fingerprint
 
 
+@pytest.mark.slow
 def test_what_the_other_process_refuses_is_told_as_ever(
     text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -97,6 +97,7 @@ class Clock:
         self._monkeypatch.setattr(owner, name, slow)
 
 
+@pytest.mark.slow
 def test_the_rate_is_that_of_the_steps_wherever_a_validation_falls(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A validation between two readings made the steps before it count without their time."""
     clock = Clock(monkeypatch)
@@ -144,6 +145,7 @@ DIVERGES = (
 TURNS_NAN = ("train.lr=1e18", "train.grad_clip=0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("verdict", "overrides"),
     [("stable", ()), ("exploded", DIVERGES), ("nonfinite", TURNS_NAN)],
@@ -166,6 +168,7 @@ def test_killed_after_its_last_checkpoint_a_run_ends_as_it_would_have(
     assert metrics_of(runs.folder / "killed") == metrics
 
 
+@pytest.mark.slow
 def test_a_run_whose_tape_is_damaged_goes_on_from_where_it_is_whole(
     runs: Runs, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -202,6 +205,7 @@ def test_a_resumed_run_that_is_stopped_keeps_its_last_validation(runs: Runs) -> 
     assert again.val_step == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stops_at", [None, 8])
 def test_what_is_written_beside_the_next_step_is_what_would_be_written_before_it(
     runs: Runs, monkeypatch: pytest.MonkeyPatch, stops_at: int | None
@@ -233,6 +237,7 @@ def test_what_is_written_beside_the_next_step_is_what_would_be_written_before_it
     assert order == [*["step"] * 4, *written[:3], *["step"] * 2, *written[3:]]
 
 
+@pytest.mark.slow
 def test_a_resumed_run_drops_what_it_has_of_later_steps(runs: Runs) -> None:
     """A run that was measured against it took weights of steps that it had not done again; a damaged checkpoint stayed
     in the place of whole ones.
@@ -287,6 +292,7 @@ def replay_of(runs: Runs, name: str, *overrides: str) -> Config:
     return build_config(replayed_values(configured_values(*given), given), CONFIGS / "attn")
 
 
+@pytest.mark.slow
 def test_a_branch_that_turns_nan_at_once_says_where(runs: Runs) -> None:
     """It had no state of its own from before; the run that it branched off has."""
     runs.train("run_name=original", "checkpoints.interval=6")
@@ -331,6 +337,7 @@ def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: p
     assert runs.train("run_name=early").run == str(runs.folder / "early")
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_moved_under_its_run_is_told_and_the_run_goes_on(runs: Runs) -> None:
     """The message was to start the run again, beside its checkpoints."""
     settings = ("train.log_interval=1", "checkpoints.interval=4")
@@ -363,6 +370,7 @@ def test_metrics_that_were_lost_are_told(runs: Runs, capsys: pytest.CaptureFixtu
     assert (told in capsys.readouterr().err) == bool(lost)
 
 
+@pytest.mark.slow
 def test_a_replay_is_not_equal_to_a_run_whose_chain_was_cut(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     original = runs.folder / "original"
     runs.train("run_name=original")
@@ -381,6 +389,7 @@ def test_a_step_whose_gradient_is_nan_has_no_clip_factor(runs: Runs) -> None:
     assert steps[-1]["grad_norm"] == "nan"
 
 
+@pytest.mark.slow
 def test_fewer_steps_than_are_done_are_refused(runs: Runs) -> None:
     run = runs.folder / "original"
     runs.train("run_name=original", "checkpoints.interval=6")

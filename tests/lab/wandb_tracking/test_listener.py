@@ -377,6 +377,7 @@ BROKEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failing", BROKEN)
 def test_whatever_fails_in_wandb_is_one_line(
     run: RunFolder,
