@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import errno
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -48,6 +49,12 @@ def counted(noun: str, *numbers: int) -> str:
 def listed(names: Sequence[str]) -> str:
     """Return one name or several as a sentence has them: ``q``, ``q and k``, ``q, k and v``."""
     return f"{', '.join(names[:-1])} and {names[-1]}" if len(names) > 1 else names[0]
+
+
+def pip_install(what: str) -> str:
+    """Return the command that installs something beside what runs here: the shell's own pip may be another Python's,
+    whose index knows no flashpoint."""
+    return shlex.join([sys.executable, "-m", "pip", "install", what])
 
 
 def remedy(error: OSError) -> str:

@@ -12,7 +12,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, distribution, requires
 from typing import Any
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, pip_install
 
 
 def from_lab(name: str, user: str) -> Any:
@@ -26,7 +26,7 @@ def from_lab(name: str, user: str) -> Any:
         UserError: a package of the extra ``lab`` is not installed.
     """
     if lacking := missing("lab"):
-        raise UserError(f"{user}: needs {', '.join(lacking)}; pip install 'flashpoint[lab]'")
+        raise UserError(f"{user}: needs {', '.join(lacking)}; {pip_install('flashpoint[lab]')}")
     module, _, attribute = name.partition(":")
     return getattr(import_module(f"flashpoint.lab.{module}"), attribute)
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flashpoint.cli.progress import SILENT_SECONDS, Progress, progress_of
-from flashpoint.errors import escaped
+from flashpoint.errors import escaped, pip_install
 from flashpoint.runs.metric_table import LOSS, TOKENS_PER_SECOND, W_Q_NORM
 from flashpoint.runs.run import Run
 
@@ -44,7 +44,7 @@ def frame(runs: Sequence[Run], width: int, height: int, curves: Curves | None) -
     if len(runs) == 1:
         parts.insert(0, Text(escaped(runs[0].label), "bold", overflow="fold"))
     if curves is None:
-        parts.append(Text("\nno curves: they need pip install 'flashpoint[lab]'", "dim"))
+        parts.append(Text(f"\nno curves: they need {pip_install('flashpoint[lab]')}", "dim"))
     else:
         parts += curves(runs, width, height - 2 * len(runs) - 2)
     return Group(*parts)

@@ -10,7 +10,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from flashpoint.cli.selection import BAD_RUNS
-from flashpoint.errors import UserError, command_errors, nearest, readers_may_leave
+from flashpoint.errors import UserError, command_errors, nearest, pip_install, readers_may_leave
 
 VERBS = {
     "train": ("lab.cli.train:command", "Train, record or replay a model; KEY=VALUE sets its configuration."),
@@ -97,7 +97,7 @@ class Verbs(click.Group):
             except ModuleNotFoundError as error:
                 if error.name != "torch":
                     raise
-                raise UserError(f"needs PyTorch, which {sys.executable} lacks; pip install torch") from error
+                raise UserError(f"needs PyTorch; {pip_install('torch')}") from error
         sys.exit(status)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, pip_install
 from flashpoint.logs.record import Record
 
 PATTERN = "*tfevents*"
@@ -50,7 +50,7 @@ def _events(path: Path) -> Iterator[Any]:
         # long.
         from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
     except ImportError as error:
-        raise UserError(f"{path}: needs tensorboard; pip install 'flashpoint[logs]'") from error
+        raise UserError(f"{path}: needs tensorboard; {pip_install('flashpoint[logs]')}") from error
     yield from LegacyEventFileLoader(str(path)).Load()
 
 

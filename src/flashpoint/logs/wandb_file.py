@@ -8,7 +8,7 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from flashpoint.errors import UserError
+from flashpoint.errors import UserError, pip_install
 from flashpoint.logs.record import Record, number_of, step_of
 
 PATTERN = "*.wandb"
@@ -30,7 +30,7 @@ def read_wandb_file(path: Path) -> Record:
         UserError: W&B is not installed, is too old, or cannot read the file.
     """
     if find_spec("wandb") is None:
-        raise UserError(f"{path}: needs wandb; pip install 'flashpoint[logs]'")
+        raise UserError(f"{path}: needs wandb; {pip_install('flashpoint[logs]')}")
     read = subprocess.run(
         [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(path)], capture_output=True, check=False
     )

@@ -9,7 +9,7 @@ import yaml
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from flashpoint.errors import UserError, nearest, one_line, printable, remedy
+from flashpoint.errors import UserError, nearest, one_line, pip_install, printable, remedy
 from flashpoint.lab.build_config import key_types
 
 
@@ -52,7 +52,7 @@ def _unreadable(error: OverrideParseException) -> str:
 
 def _missing(error: MissingConfigException) -> str:
     if error.missing_cfg_file == "hydra/launcher/flashpoint_slurm":  # defined where submitit's launcher is installed
-        return "hydra/launcher=slurm: needs hydra-submitit-launcher; pip install 'flashpoint[slurm]'"
+        return f"hydra/launcher=slurm: needs hydra-submitit-launcher; {pip_install('flashpoint[slurm]')}"
     if not (error.options and error.missing_cfg_file):
         return _first_line(error)
     group, _, name = error.missing_cfg_file.rpartition("/")
