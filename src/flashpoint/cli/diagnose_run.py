@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from flashpoint.runs.folder import RunFolder
     from flashpoint.runs.run import Run
 
+NOT_RECORDED = "In some steps other attentions were not recorded"
+"""Begins what a run tells of attentions that its watch left out."""
+
 
 @dataclass(frozen=True)
 class Growth:
@@ -190,8 +193,6 @@ def _modules(config: RunConfig) -> dict[int, str]:
 
 def _not_recorded(run: Run) -> str:
     """Return that layers are counted without the attentions that watching left out: their numbers can be others."""
-    from flashpoint.cli.diagnose_tables import NOT_RECORDED
-
     left_out = run.manifest.not_recorded
     if not left_out:
         return ""

@@ -20,6 +20,7 @@ from flashpoint.cli.diagnose_advice import (
     told_first,
     verdict,
 )
+from flashpoint.cli.diagnose_run import NOT_RECORDED, Growth
 from flashpoint.cli.table import ALL, Cell, Table, number
 from flashpoint.diagnosis.measure_table import (
     ALONG_MEAN_KEY,
@@ -39,7 +40,6 @@ from flashpoint.errors import counted
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from flashpoint.cli.diagnose_run import Growth
     from flashpoint.diagnosis.delta_bias import DeltaBias, DeltaSample
     from flashpoint.diagnosis.finding import Finding
     from flashpoint.diagnosis.verdict import Diagnosis
@@ -439,8 +439,6 @@ def _unseen(biases: Mapping[int, DeltaBias], more: str) -> str:
     )
 
 
-NOT_RECORDED = "In some steps other attentions were not recorded"
-"""Begins what a run tells of attentions that its watch left out."""
 MOST_ADVISED = 10_000
 """Sequences of which nobody is advised to measure more."""
 
