@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from flashpoint import extras
+from flashpoint import errors, extras
 from flashpoint.extras import from_lab, missing
 from tests.records import call, refusal, write_run
 
@@ -45,6 +45,13 @@ def test_what_needs_the_laboratory_says_so_and_what_does_not_goes_on(tmp_path: P
     assert f"{trained}, a run of flashpoint train: needs hydra-core" in refusal(call("runs", trained))
     assert "ignite:*, of the evidence tables: needs hydra-core" in refusal(call("runs", "ignite:*"))
     assert call("runs", "--help").returncode == 0
+
+
+@pytest.mark.usefixtures("light")
+def test_without_pip_uv_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "find_spec", lambda _: None)
+    command = shlex.split(refusal(call("report", "--help")).split("; ")[-1])
+    assert command == ["uv", "pip", "install", "--python", sys.executable, "flashpoint[lab]"]
 
 
 def test_an_attribute_of_the_laboratory_is_found_by_name() -> None:

@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 
 _LONGEST_LINE = 600  # characters
 
@@ -53,7 +54,9 @@ def listed(names: Sequence[str]) -> str:
 
 def pip_install(what: str) -> str:
     """Return the command that installs something beside what runs here: the shell's own pip may be another Python's,
-    whose index knows no flashpoint."""
+    whose index knows no flashpoint. Environments of uv have no pip."""
+    if find_spec("pip") is None:
+        return shlex.join(["uv", "pip", "install", "--python", sys.executable, what])
     return shlex.join([sys.executable, "-m", "pip", "install", what])
 
 

