@@ -14,7 +14,7 @@ from flashpoint.diagnosis.exact import exact
 from flashpoint.diagnosis.faults import Fault, faulty_attention
 from flashpoint.diagnosis.form import Form
 from flashpoint.diagnosis.probe import Function
-from flashpoint.diagnosis.sink import with_sink
+from flashpoint.diagnosis.sink import sink_of, with_sink
 from flashpoint.diagnosis.verdict import diagnose
 from flashpoint.watching.agreement import agreeing
 from tests.diagnosis.calls import CLEAN, HEADS, LENGTH, by_position, call_of, inputs
@@ -167,3 +167,14 @@ def test_the_mask_of_an_attention_with_a_large_sink_is_known_from_its_output(sco
     forms = [Form(causal, 0.2) for causal in (True, False)]
     assert agreeing(forms, [q, k, v, out], closely=False) is forms[0 if is_causal else 1]
     assert agreeing(forms, [q, k, v, out.flip(-2)], closely=False) is None
+
+
+@pytest.mark.parametrize(("across", "shows"), [(0.07, True), (0.076, False)])
+def test_rows_may_err_across_o_by_a_share_of_what_the_sink_takes(across: float, shows: bool) -> None:
+    """By hand: beside a sink that takes 0.46 of each row, O may err by (0.25 · 0.46 + 0.02) · 0.54 = 0.0729 of |O|."""
+    whole, found = (torch.zeros(2, 20, 4, dtype=torch.float64) for _ in range(2))
+    whole[..., 0] = 3.0
+    found[..., 0], found[..., 1] = 3 * 0.54, 3 * across
+    score = sink_of(torch.full((2, 20), 1.0, dtype=torch.float64), whole, found)
+    expected = 1 + math.log(0.46 / 0.54) if shows else NONE
+    assert score.tolist() == pytest.approx([expected] * 2)
