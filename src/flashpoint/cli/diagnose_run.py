@@ -268,7 +268,8 @@ def _growth(run: Run, captured: Mapping[int, str]) -> Growth | None:
     else:
         note = (
             f"No early warning came before {failed}: this head had grown most. Most explosions by attention that this "
-            "package knows had a warning. Look at learning rate, data and optimiser first."
+            "package knows had a warning, but not those with Muon, which lets W_Q grow slowly. With another optimiser, "
+            "look at it, at learning rate and data first."
         )
     row = [fastest.step, number_of, fastest.head, number(fastest.norm, ".1f"), number(fastest.growth, ".1f")]
     words = note
