@@ -269,7 +269,7 @@ def _ours(variant: AttentionVariant, device: torch.device) -> Attention:
     def run(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return attention(q, k, v, variant, layer=1, seed_and_step=seed_and_step)
 
-    return compiled(FLEX, run) if variant.kernel == FLEX else run  # uncompiled it is another one
+    return compiled(FLEX, run) if variant.kernel == FLEX else run  # uncompiled, FlexAttention is another one
 
 
 def _compile(work: tuple[AttentionVariant, AttentionShape]) -> None:
