@@ -187,7 +187,7 @@ class TrainConfig:
     deterministic: bool = True
     """The same bits on every run; off only to measure what that costs."""
     cuda_graph: bool | None = None
-    """Launch a step as one CUDA graph, with optimizer=muon its passes alone; null does so on CUDA. Changes no bit."""
+    """Launch a step as one CUDA graph; null does so on CUDA. Changes no bit."""
 
     @property
     def sequences(self) -> int:

@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from flashpoint.lab.config import Config, DataConfig, ModelConfig, OptimizerConfig, TrainConfig
@@ -115,6 +115,34 @@ def test_muon_moves_each_matrix_of_the_layers_along_the_orthogonal_part_of_its_g
         turned = left.T @ moved @ right.T / (-0.2 * max(moved.shape) ** 0.5)
         assert ((turned.diagonal()[:large] > 0.6) & (turned.diagonal()[:large] < 1.3)).all(), name
         assert (turned - turned.diagonal().diag()).norm() < 0.2 * turned.norm(), name
+
+
+def test_muons_steps_are_those_of_pytorchs_at_each_rate() -> None:
+    """The rate lies on the device, and PyTorch's Muon takes one of the host's."""
+    train = TrainConfig(batch_size=4, weight_decay=0.5)
+    config = Config(
+        model=MODEL, data=DataConfig(vocab_size=300), train=train, optimizer=OptimizerConfig(name="muon", momentum=0.8)
+    )
+    model = GPT(MODEL, AttentionVariant(), 0)
+    step = OptimizerStep(model, config, torch.device("cpu"), Ranks())
+    weights = [
+        parameter
+        for name, parameter in model.named_parameters()
+        if name.endswith(("projection.weight", "expand.weight"))
+    ]
+    copies = [nn.Parameter(weight.detach().clone()) for weight in weights]
+    muon = torch.optim.Muon(copies, weight_decay=0.5, momentum=0.8, adjust_lr_fn="match_rms_adamw")
+    generator = torch.Generator().manual_seed(0)
+    for rate in (1e-2, 3e-2, 0.0, 2e-2):
+        step(torch.randint(0, 300, (1, 4, 9), generator=generator), rate)
+        for weight, copy in zip(weights, copies, strict=True):
+            assert weight.grad is not None
+            copy.grad = weight.grad.clone()
+        muon.param_groups[0]["lr"] = rate
+        muon.step()
+        for weight, copy in zip(weights, copies, strict=True):
+            assert (weight - copy).abs().max() < 1e-6 * copy.abs().max()
+    assert len(weights) == 3
 
 
 def test_beside_muon_embeddings_and_gains_are_adamws() -> None:

@@ -25,48 +25,53 @@ class Optimizers:
 
     Muon's Newton–Schulz steps multiply in BF16, on a CPU with what instructions that has: other CPUs give other bits.
 
-    Attributes:
-        capturable: whether a CUDA graph may hold :meth:`step`. Muon's learning rate is a number of the host's.
-
     Args:
         model: on ``device``.
     """
 
     def __init__(self, model: GPT, config: Config, device: torch.device) -> None:
-        self.capturable = config.optimizer.name == "adamw"
         self._named = dict(model.named_parameters())
-        of_muon = {} if self.capturable else _matrices_of_layers(model)
+        of_muon = _matrices_of_layers(model) if config.optimizer.name == "muon" else {}
         self._learning_rate = torch.zeros((), device=device)
+        self._decay = config.train.weight_decay
         others = [parameter for parameter in model.parameters() if parameter not in of_muon]
         self._adamw = build_adamw(others, config.train, self._learning_rate)
         self._momenta = {parameter: torch.zeros_like(parameter.detach()) for parameter in of_muon}
-        self._parts = [part for parameter, rows in of_muon.items() for part in _parts(parameter, rows)]
+        self._parts = [(parameter, part) for parameter, rows in of_muon.items() for part in _parts(rows)]
+        self._weights = [parameter.detach()[rows] for parameter, rows in self._parts]
+        self._updates: list[Tensor] = [nn.Parameter(torch.zeros_like(weight)) for weight in self._weights]
         self._muon: torch.optim.Muon | None = None
         if self._parts:
+            # It moves matrices of zeros at a rate of 1: its own rate is a number of the host's, which a CUDA graph
+            # would keep as it was at the capture.
             self._muon = torch.optim.Muon(
-                [matrix for _, _, matrix in self._parts],
-                weight_decay=config.train.weight_decay,
+                self._updates,
+                lr=1.0,
+                weight_decay=0.0,
                 momentum=config.optimizer.momentum,
                 eps=config.optimizer.eps,
                 adjust_lr_fn="match_rms_adamw",
             )
-            for parameter, rows, matrix in self._parts:
-                self._muon.state[matrix][_OF_MUON] = self._momenta[parameter][rows]
+            for (parameter, rows), update in zip(self._parts, self._updates, strict=True):
+                self._muon.state[update][_OF_MUON] = self._momenta[parameter][rows]
 
     def set_learning_rate(self, learning_rate: float) -> None:
         self._learning_rate.fill_(learning_rate)
-        if self._muon:
-            self._muon.param_groups[0]["lr"] = learning_rate
 
+    @torch.no_grad()
     def step(self) -> None:
-        """Update the weights by their gradients."""
+        """Update the weights by their gradients. A CUDA graph may hold it."""
         self._adamw.step()
         if self._muon:
-            for parameter, rows, matrix in self._parts:
+            for (parameter, rows), update in zip(self._parts, self._updates, strict=True):
                 assert parameter.grad is not None
-                matrix.grad = parameter.grad[rows]
+                update.grad = parameter.grad[rows]
+                update.zero_()
             self._muon.step()
             self._muon.zero_grad()  # the parameters have the gradients
+            torch._foreach_mul_(self._weights, 1 - self._learning_rate * self._decay)
+            torch._foreach_mul_(self._updates, self._learning_rate)
+            torch._foreach_add_(self._weights, self._updates)
 
     def state(self, name: str) -> dict[str, Tensor]:
         """Return what is kept of a parameter of the model, by key; not copied. AdamW keeps nothing before a step."""
@@ -92,11 +97,11 @@ def _matrices_of_layers(model: GPT) -> dict[nn.Parameter, Sequence[int]]:
     return found
 
 
-def _parts(parameter: nn.Parameter, rows: Sequence[int]) -> Iterator[tuple[nn.Parameter, slice, nn.Parameter]]:
-    """Yield the matrices that a parameter has below each other, in its memory, with the parameter and their rows."""
+def _parts(rows: Sequence[int]) -> Iterator[slice]:
+    """Yield the rows of each of the matrices that a parameter has below each other."""
     first = 0
     for count in rows:
-        yield parameter, slice(first, first + count), nn.Parameter(parameter.detach()[first : first + count])
+        yield slice(first, first + count)
         first += count
 
 

@@ -38,7 +38,7 @@ class OptimizerStep:
 
     The host sets the inputs and the learning rate; what a step computes it finds in ``result``. With
     ``train.cuda_graph`` a step is captured as a CUDA graph once and replayed as one launch, which changes no bit:
-    small models are otherwise bound by the host. An update that no graph can hold is launched behind it.
+    small models are otherwise bound by the host.
 
     Args:
         model: on ``device``.
@@ -72,13 +72,11 @@ class OptimizerStep:
         def graphed(compute: Callable[[], None]) -> Callable[[], None]:
             return Graphed(compute, captures, after=_EAGER_STEPS, stream=stream)
 
-        capturable = self._optimizers.capturable
         if ranks.world > 1:
             # What processes exchange is launched between two graphs: NCCL in a graph outlives its process group.
-            spread = graphed(self._spread) if capturable else self._spread
-            self._launches = [graphed(self._gather), lambda: ranks.sum(self._flat), spread]
+            self._launches = [graphed(self._gather), lambda: ranks.sum(self._flat), graphed(self._spread)]
         else:
-            self._launches = [graphed(self._compute)] if capturable else [graphed(self._backward), self._update]
+            self._launches = [graphed(self._compute)]
 
     def warm_up(self) -> None:
         """Compile what a step compiles, on a batch of zeros; no state of the training changes."""
