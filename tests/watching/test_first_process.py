@@ -1,6 +1,8 @@
 """Which of several processes watches, and tells what there is to be told."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from torch import nn
 import flashpoint
 from flashpoint.errors import notify
 from flashpoint.watching.loop import Watch
+from tests.conftest import environment
 from tests.watching.loops import Pair, loop, plain
 
 
@@ -68,3 +71,49 @@ def test_a_forked_process_writes_nothing_into_the_run(tmp_path: Path, capfd: pyt
     assert (
         capfd.readouterr().err.count(f"was forked from the one that watches, {os.getpid()}: what it does is not") == 1
     )
+
+
+PROGRAM = """
+import sys, torch, flashpoint
+from torch.utils.data import DataLoader, TensorDataset
+how, context = sys.argv[1:]
+model = torch.nn.Linear(4, 1)
+if how != "in the function":
+    watched = flashpoint.watch(model, runs_dir="runs", name="own")
+def train(watched, batches):
+    with watched:
+        for (x,) in batches:
+            loss = model(x).square().mean()
+            loss.backward()
+            watched.step(loss)
+def train_in_a_process():
+    if how == "in the function":
+        train(flashpoint.watch(model, runs_dir="runs", name="own"), [(torch.ones(2, 4),)] * 3)
+    else:
+        train(watched, [(torch.ones(2, 4),)] * 3)
+if how == "worker":
+    data = TensorDataset(torch.ones(6, 4))
+    loader = DataLoader(data, batch_size=2, num_workers=2, multiprocessing_context=context)
+if __name__ == "__main__" and how == "worker":
+    train(watched, loader)
+elif __name__ == "__main__":
+    process = torch.multiprocessing.get_context(context).Process(target=train_in_a_process)
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+@pytest.mark.parametrize("how", ["worker", "in the function", "beside the function"])
+def test_a_started_process_that_imports_the_program_makes_no_second_run(tmp_path: Path, how: str, context: str) -> None:
+    """Workers of a DataLoader do so from Python 3.14 on; a process that trains may be a child, too, and is watched."""
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py", how, context]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["own"]
+    recorded = (tmp_path / "runs/own/metrics.jsonl").read_text().count('"loss"')
+    assert recorded == (0 if how == "beside the function" else 3)
+    assert ran.stderr.count("its steps are not recorded") == (1 if how == "beside the function" else 0)

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.process import current_process
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -39,7 +40,7 @@ from flashpoint.watching.events import (
 )
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.notices import tell
-from flashpoint.watching.recording import NullRecorder, Recorder, Recording
+from flashpoint.watching.recording import NullRecorder, Recorder, RecorderOfAnImport, Recording
 from flashpoint.watching.watched_run import Options, WatchedRun
 
 if TYPE_CHECKING:  # most loops have no listener
@@ -140,6 +141,8 @@ def watch(
 
 def _recorder(model: nn.Module, options: Options, functions: Sequence[str], listeners: Sequence[Listener]) -> Recorder:
     """Return what records a loop in this process."""
+    if getattr(current_process(), "_inheriting", False):  # by this sign multiprocessing refuses to start more
+        return RecorderOfAnImport()
     if not is_first_process():
         return NullRecorder()
     if next(model.parameters(), None) is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 from collections.abc import Sequence
@@ -17,13 +18,13 @@ from flashpoint.files import shown
 from flashpoint.runs.outcome import Verdict
 from flashpoint.watching.arrivals import Arrivals
 from flashpoint.watching.capture_recorder import CaptureRecorder, DeltaRecorder
-from flashpoint.watching.events import Dispatcher, Handler, LoopLeft, StepEnded, StepObserved, StepStarted
+from flashpoint.watching.events import Dispatcher, Handler, LoopLeft, LossSeen, StepEnded, StepObserved, StepStarted
 from flashpoint.watching.first_nonfinite import FirstNonfinite
 from flashpoint.watching.functions import NamedFunction
 from flashpoint.watching.latest_batches import BatchRecorder, LatestBatches, MicroBatches
 from flashpoint.watching.logged_metrics import AttentionMetrics, LoopMetrics, MaxLogits
 from flashpoint.watching.losses import GradientNorms, LossRecorder, VerdictRecorder
-from flashpoint.watching.notices import Notices
+from flashpoint.watching.notices import Notices, tell
 from flashpoint.watching.observer import ObservationSchedule, Observer
 from flashpoint.watching.projections import WeightNorms
 from flashpoint.watching.watched_run import Options, WatchedRun
@@ -66,6 +67,25 @@ class NullRecorder:
 
     def warn(self, line: str) -> None:
         """Tell nothing: the first process does."""
+
+
+class RecorderOfAnImport(NullRecorder):
+    """Tells of a step and does nothing else: what a process has that another one starts, as a worker of a DataLoader,
+    while it imports the main program. Without a fork every such process runs the program's lines anew, but for those
+    below ``if __name__ == "__main__":``."""
+
+    def __init__(self) -> None:
+        self._told = False
+
+    def take(self, event: Any) -> None:
+        """Tell of the first step."""
+        if isinstance(event, LossSeen) and not self._told:
+            self._told = True
+            tell(
+                "watch: made while a process that multiprocessing started imported the main program: its steps are not "
+                'recorded; call flashpoint.watch below if __name__ == "__main__":, or in the function that trains',
+                logging.WARNING,
+            )
 
 
 class Recording:
