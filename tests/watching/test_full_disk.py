@@ -1,6 +1,7 @@
 """A disk that fills up while a loop is watched: what is written stays, and what is missing is told."""
 
 import errno
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -9,11 +10,37 @@ import pytest
 import torch
 from torch import nn
 
+import flashpoint
 from flashpoint.diagnosis.call import AttentionCall
 from flashpoint.errors import UserError
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
 from tests.watching.loops import loop, plain
+
+
+@pytest.mark.parametrize("last", ["manifest.json", "config.json", "metrics.jsonl"])
+def test_a_disk_that_is_full_at_once_leaves_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: str) -> None:
+    """Half a run kept its name, and was listed."""
+    replace, opened = Path.replace, Path.open
+
+    def full(path: Path) -> None:
+        if path.name == last:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    def replace_until_full(partial: Path, target: Path) -> Path:
+        full(Path(target))
+        return replace(partial, target)
+
+    def open_until_full(path: Path, *given: Any, **named: Any) -> Any:
+        full(path)
+        return opened(path, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", replace_until_full)
+        patched.setattr(Path, "open", open_until_full)
+        with pytest.raises(ValueError, match=r"^runs_dir=.*: No space left on device; free space, or choose another"):
+            flashpoint.watch(nn.Linear(2, 2), runs_dir=tmp_path, name="own")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_capture_that_the_disk_had_no_room_for_is_told_when_it_is_diagnosed(

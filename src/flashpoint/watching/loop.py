@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from torch import Tensor, nn
 
 from flashpoint.diagnosis.measure_table import SEQUENCES
-from flashpoint.errors import UserError, is_first_process
+from flashpoint.errors import UserError, is_first_process, is_full
 from flashpoint.watching.events import (
     BatchSeen,
     CaptureAsked,
@@ -136,7 +136,8 @@ def watch(
     except UserError as error:
         raise ValueError(str(error)) from None  # a user's mistake, told whole: what led to it is ours
     except OSError as error:  # as on a full disk
-        raise ValueError(f"runs_dir={runs_dir}: {error.strerror}; choose one that can be written") from error
+        how = "free space, or choose another one" if is_full(error) else "choose one that can be written"
+        raise ValueError(f"runs_dir={runs_dir}: {error.strerror}; {how}") from error
 
 
 def _recorder(model: nn.Module, options: Options, functions: Sequence[str], listeners: Sequence[Listener]) -> Recorder:

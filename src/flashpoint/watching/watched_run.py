@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import platform
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,10 +143,14 @@ class WatchedRun:
             "first_step": options.first_step,
             "not_recorded": [],  # why attentions were left out, each reason once
         }
-        write_json(self.folder.manifest, self._manifest)
         self._config = _config(options, detector)
-        write_json(self.folder.config, self._config)  # last: it makes the folder a run
-        self._metrics = MetricsFile(self.folder.metrics)
+        try:
+            write_json(self.folder.manifest, self._manifest)
+            write_json(self.folder.config, self._config)  # makes the folder a run
+            self._metrics = MetricsFile(self.folder.metrics)
+        except BaseException:  # as of a full disk: half a run would keep its name, and be listed
+            shutil.rmtree(self.folder.path, ignore_errors=True)
+            raise
         self._batches: TextIO | None = None
         self._nonfinite: list[NonfiniteOrigin] = []
         self._told_removed = False

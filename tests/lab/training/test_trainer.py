@@ -327,12 +327,16 @@ def test_memory_too_small_to_look_at_a_nan_does_not_cost_the_verdict(
 def test_a_disk_that_is_full_at_once_leaves_no_folder(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command could not be given again: a run of its name was there, and it could not be resumed."""
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
         patched.setattr(run_description, "write_json", full)
         with pytest.raises(UserError, match=r"free space, then start the run again$"):
+            runs.train("run_name=early")
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", full)
+        with pytest.raises(UserError, match=r"early: No space left on device; "):
             runs.train("run_name=early")
     assert runs.train("run_name=early").run == str(runs.folder / "early")
 

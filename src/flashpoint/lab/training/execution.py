@@ -81,7 +81,12 @@ def _folder(plan: Plan, existing: RunFolder | None, held: contextlib.ExitStack) 
     if existing:
         return existing
     folder = RunFolder.create(plan.config.runs_dir, plan.config.run_name or _run_name(plan.config))
-    held.enter_context(folder.locked())
+    try:
+        held.enter_context(folder.locked())
+    except UserError:
+        with contextlib.suppress(OSError):
+            folder.discard()  # as in execute
+        raise
     return folder
 
 
