@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from flashpoint.errors import UserError
-from flashpoint.logs.log import Log, Resume, log_files, read_log
+from flashpoint.logs.log import Log, Resume, read_log
 from flashpoint.logs.text_lines import read_text_lines
 from tests import warm
 
@@ -19,7 +19,7 @@ WRITTEN = Path(__file__).with_name("written")
 
 
 def log_of(path: Path, loss: str | None = None) -> Log:
-    return read_log(str(path), log_files(path), loss)
+    return read_log(path, loss)
 
 
 def losses(log: Log) -> dict[int, float]:

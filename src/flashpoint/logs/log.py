@@ -12,7 +12,7 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.files import regular
-from flashpoint.logs import csv_file, event_files, text_lines, trainer_state, wandb_file
+from flashpoint.logs import csv_file, databases, event_files, mlflow_folder, text_lines, trainer_state, wandb_file
 from flashpoint.logs.column_names import metric_columns, plain_name
 from flashpoint.logs.record import FormatName, Record
 from flashpoint.runs.metrics import Columns, Series
@@ -93,9 +93,18 @@ def _same(one: float, other: float) -> bool:
     return one == other or (math.isnan(one) and math.isnan(other))
 
 
+def logs_at(path: Path) -> list[Path]:
+    """Return the paths of the logs that a path names: itself, or the runs of a store that has several; none where it is
+    no log. A run in a database has the path ``DATABASE/NAME``."""
+    files = log_files(path)
+    if files and _is_database(files[0]):
+        return databases.runs_at(files[0], path)
+    return mlflow_folder.runs_in(path) or ([path] if files else [])
+
+
 def log_files(path: Path) -> list[Path]:
-    """Return the files of the log that a path names: itself, or those of a folder that a tool has written; none where
-    it is no log. A folder of checkpoints has the log of the newest.
+    """Return the files of the log that a path names: itself, those of a folder that a tool has written, or the database
+    that has the run; none where it is no log. A folder of checkpoints has the log of the newest.
 
     Raises:
         UserError: a folder has several logs.
@@ -103,7 +112,10 @@ def log_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        return []
+        file = next(filter(Path.is_file, path.parents), None)
+        return [file] if file is not None and _is_database(file) else []
+    if metrics := mlflow_folder.metric_files(path):
+        return metrics
     if states := [*path.glob(_STATE)] or sorted(path.glob(f"checkpoint-*/{_STATE}"), key=_checkpoint)[-1:]:
         return states
     kinds = [sorted(path.glob(pattern)) for pattern in (_LIGHTNING, wandb_file.PATTERN, event_files.PATTERN)]
@@ -119,18 +131,17 @@ def _checkpoint(path: Path) -> int:
     return int(number) if number.isdecimal() else -1
 
 
-def read_log(where: str, files: list[Path], loss: str | None) -> Log:
+def read_log(path: Path, loss: str | None) -> Log:
     """Read a log.
 
     Args:
-        where: what messages call it.
-        files: of it (:func:`log_files`).
+        path: of one log (:func:`logs_at`).
         loss: the column that is the training loss; None where names are to tell.
 
     Raises:
         UserError: it is of no known format, is empty, or does not say which column is the loss.
     """
-    record = _read(where, files)
+    where, record = str(path), _read(path)
     columns = dict[str, _Column]()
     begins = frozenset(record.begins)
     process = 0
@@ -173,7 +184,8 @@ def _nothing(record: Record) -> str:
     return f"no {'line' if record.format == 'text' else 'entry'} has any numbers of a step{remarks}"
 
 
-def _read(where: str, files: list[Path]) -> Record:
+def _read(path: Path) -> Record:
+    where, files = str(path), log_files(path)
     if not files:
         raise UserError(f"{where}: no such file or folder; name a log, or a run's folder")
     sizes = [regular(file).stat().st_size for file in files]
@@ -185,11 +197,15 @@ def _read(where: str, files: list[Path]) -> Record:
         raise UserError(f"{where}: text in UTF-16; convert it with iconv -f UTF-16 -t UTF-8")
     if _head(files[0]).startswith(_COMPRESSED):
         raise UserError(f"{where}: is compressed; unpack it, and name what it holds")
+    if databases.is_database(_head(files[0])):
+        return databases.read_database(files[0], path)
     reader = _reader(files[0])
     if reader is not None:
         return reader(files)
     if b"\0" in _head(files[0]):
-        kinds = "trainer_state.json, TensorBoard's event files, a .wandb file, CSV, or lines of text"
+        kinds = (
+            "trainer_state.json, TensorBoard's event files, a .wandb file, a store of MLflow or trackio, CSV, or lines"
+        )
         raise UserError(f"{where}: no log that can be read; give {kinds}")
     return text_lines.read_text_lines(files[0])
 
@@ -199,11 +215,20 @@ def _head(path: Path) -> bytes:
         return file.read(_HEAD)
 
 
+def _is_database(path: Path) -> bool:
+    try:
+        return databases.is_database(_head(path))
+    except OSError:  # which reading it tells
+        return False
+
+
 def _reader(path: Path) -> Callable[[list[Path]], Record] | None:
     """Return the reader of a file's format by its content; None where nothing tells it, as of plain text."""
     head = _head(path)
     if event_files.is_event_file(head):
         return event_files.read_event_files
+    if mlflow_folder.is_metric_file(path):
+        return mlflow_folder.read_metric_files
     known: tuple[tuple[bool, Callable[[Path], Record]], ...] = (
         (wandb_file.is_wandb_file(head), wandb_file.read_wandb_file),
         (trainer_state.is_trainer_state(head) or path.name == _STATE, trainer_state.read_trainer_state),

@@ -14,7 +14,7 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.logs.judgement import Judgement
-from flashpoint.logs.log import log_files, read_log
+from flashpoint.logs.log import log_files, logs_at, read_log
 from flashpoint.numerics.variant import AttentionVariant
 from flashpoint.runs.configuration import WatchedConfig, WatchedCriterion, WatchedTraining
 from flashpoint.runs.manifest import Environment, Manifest, Tokens
@@ -34,7 +34,7 @@ class InLog:
     """A run of which there is a log alone.
 
     Args:
-        path: a file, or the folder of one log.
+        path: a file, the folder of one log, or a run in a database.
         loss: the column that is the training loss; None where names are to tell.
     """
 
@@ -65,7 +65,7 @@ class InLog:
     @cached_property
     def judged(self) -> Judgement:
         """What the log shows. Raises UserError: it cannot be read, or does not say which column is the loss."""
-        return Judgement(read_log(self.where, log_files(self.path), self.loss))
+        return Judgement(read_log(self.path, self.loss))
 
     def config(self) -> WatchedConfig:
         judged = self.judged
@@ -129,13 +129,15 @@ def logged_runs(word: str) -> list[Run]:
 
     A word is ``PATH``, or ``PATH:NAME`` with the column that is the loss; there PATH may be a pattern of the shell.
     """
-    if log_files(Path(word)):
-        return [Run(InLog(Path(word), None))]
+    if logs := logs_at(Path(word)):
+        return [Run(InLog(log, None)) for log in logs]
     for at in (at for at, letter in enumerate(word) if letter == ":"):
         path, loss = word[:at], word[at + 1 :]
-        paths = [path] if Path(path).exists() else sorted(glob.glob(path))
-        if loss and (runs := [Run(InLog(Path(one), loss)) for one in paths if log_files(Path(one))]):
-            return runs
+        logs = logs_at(Path(path)) or [log for one in sorted(glob.glob(path)) for log in logs_at(Path(one))]
+        if loss and logs:
+            return [Run(InLog(log, loss)) for log in logs]
+    if log_files(Path(word)):  # of a database that has no such run, as reading it tells
+        return [Run(InLog(Path(word), None))]
     return []
 
 
