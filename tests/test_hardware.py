@@ -102,6 +102,7 @@ def test_each_option_is_one_kind_of_gpu() -> None:
         assert wanted["gres"] == f"gpu:{option}:1"
 
 
+@pytest.mark.slow
 def test_a_machine_without_the_gpu_that_is_wanted_says_so_in_one_line(train: Command) -> None:
     result = train("hardware=h200", "hardware.partition=long")
     assert result.returncode == 2

@@ -95,6 +95,7 @@ def test_a_replay_takes_the_formats_that_it_is_given(recorded: Path, train: Comm
     assert (attn["name"], attn["out_unnormalized"]["bits"]) == ("flash_fixed", 5)
 
 
+@pytest.mark.slow
 def test_where_a_run_computes_contradicts_no_run_however_it_is_written(recorded: Path, train: Command) -> None:
     for hardware in ("hardware.gpu=null", "++hardware.gpu=null"):
         assert_one_line(train("resume=original", hardware, tiny=False, cwd=recorded), "the run is complete")
@@ -181,6 +182,7 @@ def test_replay_refuses_what_contradicts_it(recorded: Path, train: Command, over
     assert_one_line(result, override.split("=", maxsplit=1)[0], "contradicts replay=original")
 
 
+@pytest.mark.slow
 def test_replay_refuses_other_data_with_both_fingerprints(recorded: Path, train: Command, tmp_path: Path) -> None:
     copy_run(recorded / "runs/original", tmp_path / "runs/original")
     (tmp_path / "text.txt").write_text("another text " * 2000)
@@ -304,6 +306,7 @@ def test_an_unwritable_run_folder_is_one_line(train: Command, tmp_path: Path) ->
     assert_one_line(train("runs_dir=/proc/runs"), "/proc/runs", "runs_dir")
 
 
+@pytest.mark.slow
 def test_a_run_name_that_exists_is_refused(recorded: Path, train: Command) -> None:
     before = sorted(recorded.glob("runs/*"))
     result = train("run_name=original", "train.steps=2", cwd=recorded)

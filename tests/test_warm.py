@@ -4,6 +4,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests import warm
 from tests.conftest import environment, wait_until
 
@@ -17,6 +19,7 @@ signal.pause()
 """
 
 
+@pytest.mark.slow
 def test_a_character_is_printed_when_it_is_all_there(tmp_path: Path) -> None:
     script = tmp_path / "writing.py"
     script.write_text(WRITING)

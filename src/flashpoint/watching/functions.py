@@ -74,11 +74,16 @@ def _module(name: str) -> ModuleType:
 
 def places_of(function: Callable[..., Any]) -> list[tuple[Any, str]]:
     """Return the modules that have a function, with its name there: ``from MODULE import NAME`` makes such places."""
-    wanted = id(function)  # to look for it in each module first is the faster search: there are thousands of them
     names = [name for name in list(sys.modules) if name.partition(".")[0] not in _WITHOUT_ATTENTION]
     modules = [module for name in names if isinstance(module := sys.modules.get(name), ModuleType)]
-    having = [module for module in modules if wanted in map(id, list(vars(module).values()))]
-    return [(module, name) for module in having for name, value in list(vars(module).items()) if value is function]
+    # To look for it in each module first is the faster search: there are thousands of them.
+    having = [module for module in modules for value in list(vars(module).values()) if value is function]
+    return [
+        (module, name)
+        for module in dict.fromkeys(having)
+        for name, value in list(vars(module).items())
+        if value is function
+    ]
 
 
 _ended: list[tuple[Any, str, Any, Any]] = []

@@ -207,6 +207,7 @@ def test_half_a_branch_is_not_kept(
     assert len((tmp_path / "runs/whole/localize.jsonl").read_text().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_what_cannot_be_localised_is_one_line(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(recorded)
     result = CliRunner().invoke(main, ["localize", "runs/original"])

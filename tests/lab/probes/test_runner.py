@@ -76,6 +76,7 @@ def test_a_probe_that_is_not_there_says_what_is_wrong(
     assert told in str(raised.value)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_probe_that_is_not_there_is_refused_in_one_line(train: Command, tmp_path: Path) -> None:
     result = train("probes.attention=[entropie]")
     assert result.returncode == 2
