@@ -169,7 +169,7 @@ def test_metrics_without_a_step_are_counted(tmp_path: Path, name: str) -> None:
     (path,) = logs_at(store)
     log = read_log(path, None)
     assert list(losses(log).values()) == RUNS[0][2]
-    assert "no metric has a step, so its values are counted" in log.remarks
+    assert "no value has a step, so those of each name are counted" in log.remarks
 
 
 def test_a_folder_of_mlflow_tells_the_runs_name_and_a_line_that_is_cut(tmp_path: Path) -> None:

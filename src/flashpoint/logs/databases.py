@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.errors import UserError, nearest
-from flashpoint.logs import mlflow_folder
-from flashpoint.logs.record import Record, number_of, step_of
+from flashpoint.logs.record import Record, number_of, record_of, step_of
 
 if TYPE_CHECKING:  # few logs are databases
     from sqlite3 import Connection
@@ -87,13 +86,13 @@ class _Kind:
 def _mlflow(connection: Connection, run: str) -> Record:
     """Return a run of MLflow, which writes NaN as 0 with a mark beside it, and infinity as the largest number."""
     query = "SELECT key, step, value, is_nan FROM metrics WHERE run_uuid = ? ORDER BY rowid"
-    metrics = list[tuple[str, int, float]]()
+    metrics = list[tuple[str, object, float]]()
     for name, step, value, is_nan in connection.execute(query, (run,)):
         number = math.nan if is_nan else number_of(value)
-        if number is not None and (at := step_of(step)) is not None:
+        if number is not None:
             largest = abs(number) == sys.float_info.max
-            metrics.append((name, at, math.copysign(math.inf, number) if largest else number))
-    return mlflow_folder.of_metrics(metrics)
+            metrics.append((name, step, math.copysign(math.inf, number) if largest else number))
+    return record_of("MLflow", metrics)
 
 
 def _trackio(connection: Connection, run: str) -> Record:

@@ -12,7 +12,16 @@ import numpy as np
 
 from flashpoint.errors import UserError
 from flashpoint.files import regular
-from flashpoint.logs import csv_file, databases, event_files, mlflow_folder, text_lines, trainer_state, wandb_file
+from flashpoint.logs import (
+    csv_file,
+    databases,
+    event_files,
+    metric_entries,
+    mlflow_folder,
+    text_lines,
+    trainer_state,
+    wandb_file,
+)
 from flashpoint.logs.column_names import metric_columns, plain_name
 from flashpoint.logs.record import FormatName, Record
 from flashpoint.runs.metrics import Columns, Series
@@ -24,6 +33,8 @@ _UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
 _COMPRESSED = b"\x1f\x8b", b"PK\x03\x04", b"\xfd7zXZ\x00", b"BZh", b"\x28\xb5\x2f\xfd"
 _STATE, _LIGHTNING = "trainer_state.json", "metrics.csv"
 """Names of logs in a folder; those of the other formats are patterns."""
+_UNREAD = {"*.swanlab": "SwanLab", "run-*/*.swanlab": "SwanLab", ".aim/": "Aim"}
+"""Whose stores are not read, by what a folder of them has."""
 
 
 _EPOCH = "epoch"
@@ -123,7 +134,15 @@ def log_files(path: Path) -> list[Path]:
     if len(found) > 1 or (found and found[0] is kinds[1] and len(kinds[1]) > 1):
         names = ", ".join(file.name for files in found for file in files[:2])
         raise UserError(f"{path}: has several logs, {names}; name one")
+    if not found:
+        for pattern, tool in _UNREAD.items():
+            if any(path.glob(pattern)):
+                raise _not_read(path, tool)
     return found[0] if found else []
+
+
+def _not_read(path: Path, tool: str) -> UserError:
+    return UserError(f"{path}: a store of {tool}, which is not read; write step and loss to a CSV file, and name that")
 
 
 def _checkpoint(path: Path) -> int:
@@ -202,6 +221,8 @@ def _read(path: Path) -> Record:
     reader = _reader(files[0])
     if reader is not None:
         return reader(files)
+    if path.suffix == ".swanlab":
+        raise _not_read(path, "SwanLab")
     if b"\0" in _head(files[0]):
         kinds = (
             "trainer_state.json, TensorBoard's event files, a .wandb file, a store of MLflow or trackio, CSV, or lines"
@@ -232,6 +253,7 @@ def _reader(path: Path) -> Callable[[list[Path]], Record] | None:
     known: tuple[tuple[bool, Callable[[Path], Record]], ...] = (
         (wandb_file.is_wandb_file(head), wandb_file.read_wandb_file),
         (trainer_state.is_trainer_state(head) or path.name == _STATE, trainer_state.read_trainer_state),
+        (metric_entries.is_entries(head), metric_entries.read_entries),
         (csv_file.is_csv(head), csv_file.read_csv),
     )
     return next((lambda files, read=read: read(files[0]) for matches, read in known if matches), None)

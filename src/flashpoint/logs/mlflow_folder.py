@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 from flashpoint.errors import UserError
-from flashpoint.logs.record import Record, number_of, step_of
+from flashpoint.logs.record import Record, number_of, record_of
 
 _METRICS, _META = "metrics", "meta.yaml"
 
@@ -36,7 +35,7 @@ def read_metric_files(paths: Sequence[Path]) -> Record:
     Raises:
         UserError: a line has no value.
     """
-    metrics, remarks = list[tuple[str, int, float]](), list[str]()
+    metrics, remarks = list[tuple[str, object, float]](), list[str]()
     folder = _folder(paths[0])
     assert folder is not None, paths[0]
     if name := _said(folder.parent, "run_name"):
@@ -50,25 +49,8 @@ def read_metric_files(paths: Sequence[Path]) -> Record:
             _, value, step, *_ = *line.split(), "", "", ""
             if (read := number_of(value)) is None:
                 raise UserError(f"{path}:{number}: no time, value and step, as MLflow writes them; restore the file")
-            if (at := step_of(step or 0)) is not None:
-                metrics.append((name, at, read))
-    return of_metrics(metrics, remarks)
-
-
-def of_metrics(metrics: Sequence[tuple[str, int, float]], remarks: Sequence[str] = ()) -> Record:
-    """Return names, steps and values of one run's metrics, in the order in which they were written.
-
-    Without ``step=`` MLflow writes step 0: where it is that of all, the values of each metric are counted.
-    """
-    rows = [(step, {name: value}) for name, step, value in metrics]
-    times = Counter[str]()
-    if not any(step for step, _ in rows) and len(rows) > len({name for name, _, _ in metrics}):
-        remarks = [*remarks, "no metric has a step, so its values are counted"]
-        rows.clear()
-        for name, _, value in metrics:
-            rows.append((times[name], {name: value}))
-            times[name] += 1
-    return Record("MLflow", rows, remarks)
+            metrics.append((name, step or 0, read))
+    return record_of("MLflow", metrics, remarks)
 
 
 def _folder(path: Path) -> Path | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +21,23 @@ class Record:
     """What is to be told of the file: where it is cut short, or what its writer hides."""
     begins: Sequence[int] = field(default=())
     """Places in ``rows`` at which another process went on, where the format shows it."""
+
+
+def record_of(name: FormatName, metrics: Sequence[tuple[str, object, float]], remarks: Sequence[str] = ()) -> Record:
+    """Return names, steps and values, each of a row of its own, as a record.
+
+    Some tools write step 0, or none, where they are told none: where all rows are so, the values of each name are
+    counted.
+    """
+    rows = [(at, {key: value}) for key, step, value in metrics if (at := step_of(step or 0)) is not None]
+    times = Counter[str]()
+    if not any(step for step, _ in rows) and len(rows) > len({key for key, _, _ in metrics}):
+        remarks = [*remarks, "no value has a step, so those of each name are counted"]
+        rows.clear()
+        for key, _, value in metrics:
+            rows.append((times[key], {key: value}))
+            times[key] += 1
+    return Record(name, rows, remarks)
 
 
 def number_of(value: object) -> float | None:
