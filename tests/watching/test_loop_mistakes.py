@@ -353,7 +353,7 @@ def test_a_disk_that_is_full_before_the_first_step_is_one_line(tmp_path: Path, m
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr("flashpoint.watching.watched_run.write_json", full)
-    with pytest.raises(ValueError, match="No space left on device; choose"):
+    with pytest.raises(ValueError, match="No space left on device; free space, or choose"):
         flashpoint.watch(Pair(), runs_dir=tmp_path)
 
 
