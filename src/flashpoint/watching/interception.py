@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -43,12 +43,8 @@ def intercept(interceptor: Interceptor, functions: Sequence[NamedFunction]) -> C
     the interceptor, until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
     with contextlib.ExitStack() as entered:
         entered.callback(interceptor.remove_hooks)
-        modes = _get_current_function_mode_stack()
-        _set_stack([])  # the first stance imports the compiler, which PyTorch 2.6 cannot do under a device "meta"
-        try:
-            stance = torch.compiler.set_stance("force_eager")
-        finally:
-            _set_stack(modes)
+        with _only_modes(lambda _: False):  # the first stance imports the compiler, which PyTorch 2.6 cannot do under
+            stance = torch.compiler.set_stance("force_eager")  # a device "meta"
         entered.enter_context(stance)
         for named in functions:
             original, intercepting = getattr(named.owner, named.name), intercepting_function(interceptor, named)
@@ -159,6 +155,22 @@ def _set_stack(modes: list[Any]) -> None:
         _push_mode(mode)
 
 
+@contextlib.contextmanager
+def _only_modes(kept: Callable[[Any], bool]) -> Iterator[None]:
+    """In the block, have these of this thread's function modes alone."""
+    modes = _get_current_function_mode_stack()
+    _set_stack([mode for mode in modes if kept(mode)])
+    try:
+        yield
+    finally:
+        _set_stack(modes)
+
+
+def _unseen() -> contextlib.AbstractContextManager[None]:
+    """In the block, do what no mode of a watch is shown: each operation that comes to it takes twice as long."""
+    return _only_modes(lambda mode: not isinstance(mode, CallMode))
+
+
 def _is_drop_in(function: Any) -> bool:
     """Return whether a function is this package's attention, which nobody calls before it is loaded."""
     return function is getattr(sys.modules.get("flashpoint.drop_in"), "attention", _SDPA)
@@ -188,7 +200,10 @@ def intercepting_interface(interceptor: Interceptor, original: Callable[..., Any
         function = original(interface, name, default)
 
         def called(*positional: Any, **options: Any) -> Any:
-            keep_result = partial(keep, name, function, positional, options)
+            def keep_result(result: Any) -> None:
+                with _unseen():
+                    keep(name, function, positional, options, result)
+
             draws = bool(options.get("dropout"))
             return interceptor.call(name, function, positional, options, keep_result, draws=draws)
 
@@ -218,7 +233,8 @@ def intercepting_function(interceptor: Interceptor, named: NamedFunction) -> Cal
 
     def called(*positional: Any, **options: Any) -> Any:
         def keep(result: Any) -> None:
-            _keep_named(interceptor, named, arguments_of(function, positional, options), positional, result)
+            with _unseen():
+                _keep_named(interceptor, named, arguments_of(function, positional, options), positional, result)
 
         return interceptor.call(named.word, function, positional, options, keep)
 
