@@ -184,6 +184,18 @@ def test_a_folder_of_mlflow_tells_the_runs_name_and_a_line_that_is_cut(tmp_path:
         read_log(run, None)
 
 
+def test_a_trackio_run_of_the_trainer_has_the_trainings_own_steps(tmp_path: Path) -> None:
+    """trackio counts calls of ``log``; the Trainer logs every ten steps, and its step beside it."""
+    store = trackio_database(tmp_path / "project.db", RUNS[:1])
+    with sqlite3.connect(store) as database:
+        place = "json_set(CAST(metrics AS TEXT), '$.\"train/global_step\"', 10 + 10 * step)"
+        database.execute(f"UPDATE metrics SET metrics = {place}")
+    database.close()
+    log = read_log(store, None)
+    assert losses(log) == dict(zip(range(10, 3010, 10), RUNS[0][2], strict=True))
+    assert log.remarks == ("its steps are those of train/global_step",)
+
+
 def test_what_a_trackio_that_goes_on_has_not_yet_moved_into_its_database_is_read(tmp_path: Path) -> None:
     store = trackio_database(tmp_path / "project.db", RUNS[:1])
     goes_on = sqlite3.connect(store)

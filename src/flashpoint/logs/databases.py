@@ -13,11 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flashpoint.errors import UserError, nearest
-from flashpoint.logs.record import Record, number_of, record_of, step_of
+from flashpoint.logs.record import Record, number_of, own_step, record_of, step_of
 
 if TYPE_CHECKING:  # few logs are databases
     from sqlite3 import Connection
 
+_STEP = ""
+"""Name of trackio's own step beside the metrics of a row."""
 _TOLD = 6
 """Runs that a message names."""
 
@@ -98,13 +100,18 @@ def _mlflow(connection: Connection, run: str) -> Record:
 def _trackio(connection: Connection, run: str) -> Record:
     """Return a run of trackio, which writes NaN and infinity as words."""
     query = f"SELECT step, metrics FROM metrics WHERE {_trackio_id(connection)} = ? ORDER BY id"
-    rows = []
+    items = list[dict[str, object]]()
     for step, written in connection.execute(query, (run,)):
-        with contextlib.suppress(ValueError, AttributeError, RecursionError):
-            named = [(name, number_of(value)) for name, value in json.loads(written).items()]
-            if (at := step_of(step)) is not None:
-                rows.append((at, {name: number for name, number in named if number is not None}))
-    return Record("trackio", rows)
+        with contextlib.suppress(ValueError, TypeError, RecursionError):
+            items.append({_STEP: step} | json.loads(written))
+    own = own_step(items)
+    rows = []
+    for item in items:
+        step = step_of(item.pop(own or _STEP, None))
+        named = ((name, number_of(value)) for name, value in item.items() if name != _STEP)
+        if step is not None:
+            rows.append((step, {name: number for name, number in named if number is not None}))
+    return Record("trackio", rows, [f"its steps are those of {own}"] if own else [])
 
 
 def _trackio_id(connection: Connection) -> str:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 
 FormatName = str
 """What people are told that the file is."""
+_OWN_STEPS = ("train/global_step", "trainer/global_step", "global_step")
+"""Names of a step among the metrics."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,15 @@ def record_of(name: FormatName, metrics: Sequence[tuple[str, object, float]], re
             rows.append((times[key], {key: value}))
             times[key] += 1
     return Record(name, rows, remarks)
+
+
+def own_step(items: Sequence[Mapping[str, object]]) -> str | None:
+    """Return the name under which the training logged its own step in half of the items, or more; None without one.
+
+    The steps of W&B and trackio count calls of ``log``, which the Trainer and Lightning do not make in every step: they
+    log their step beside it.
+    """
+    return next((name for name in _OWN_STEPS if 0 < len(items) <= 2 * sum(name in item for item in items)), None)
 
 
 def number_of(value: object) -> float | None:

@@ -9,13 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from flashpoint.errors import UserError, pip_install
-from flashpoint.logs.record import Record, number_of, step_of
+from flashpoint.logs.record import Record, number_of, own_step, step_of
 
 PATTERN = "*.wandb"
 """Of the names of such files."""
-STEPS = ("train/global_step", "trainer/global_step", "global_step", "_step")
-"""Names of the step. W&B's own, ``_step``, counts calls of ``log``, which the Trainer and Lightning do not make in
-every step: they log their step beside it."""
 
 
 def is_wandb_file(head: bytes) -> bool:
@@ -40,9 +37,9 @@ def read_wandb_file(path: Path) -> Record:
         raise UserError(f"{path}: wandb leet inspect cannot read it ({why}); wandb 0.31 can")
     records = [json.loads(line) for line in read.stdout.splitlines()]
     items = [record["history"]["item"] for record in records if record["type"] == "history"]
-    base = next((name for name in STEPS if 2 * sum(name in item for item in items) >= len(items)), STEPS[-1])
-    rows = [(step, _numbers(item)) for item in items if (step := step_of(item.get(base))) is not None]
-    remarks = [f"its steps are those of {base}"] if base != STEPS[-1] else []
+    own = own_step(items)
+    rows = [(step, _numbers(item)) for item in items if (step := step_of(item.get(own or "_step"))) is not None]
+    remarks = [f"its steps are those of {own}"] if own else []
     if any("corrupt" in line for line in said):
         remarks.append("a part of it is damaged, and passed over")
     if all(record["type"] != "exit" for record in records):
