@@ -40,7 +40,9 @@ def fix_numerics(threads: int, deterministic: bool, precision: Precision) -> Non
     """
     torch.set_num_threads(threads)
     if deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+        # Read when cuBLAS starts; PyTorch 2.11 also reads it at each product, which costs the host more than the launch
+        # does. A CUDA graph pays that once.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     # For the whole process: whoever takes FP32 products beside a training in TF32 turns it off for them.
