@@ -36,6 +36,18 @@ def test_a_trainers_losses_of_0_beside_a_norm_that_is_nan_are_nan() -> None:
     assert len(log.remarks) == 1
 
 
+def test_a_trainers_losses_of_0_beside_a_norm_that_is_nan_are_nan_in_every_format(tmp_path: Path) -> None:
+    """What the Trainer hides in its own log, it hides in those of others."""
+    path = tmp_path / "log.jsonl"
+    numbers = [(2.5, 1.0), (0.0, 0.5), (0.0, "NaN"), (2.5, math.inf), (0.0, math.inf)]
+    path.write_text(
+        "".join(json.dumps({"step": at, "loss": a, "grad_norm": b}) + "\n" for at, (a, b) in enumerate(numbers))
+    )
+    log = read_log(path, None)
+    assert list(losses(log).values()) == pytest.approx([2.5, 0.0, math.nan, 2.5, math.nan], abs=0, nan_ok=True)
+    assert "2 losses are 0, from step 2 on" in " ".join(log.remarks)
+
+
 def test_a_trainers_log_of_lists_in_lists_is_refused(tmp_path: Path) -> None:
     """A small file took Python's stack."""
     (tmp_path / "trainer_state.json").write_text("[" * 10**6)

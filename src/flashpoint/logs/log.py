@@ -24,6 +24,7 @@ from flashpoint.logs import (
 )
 from flashpoint.logs.column_names import metric_columns, plain_name
 from flashpoint.logs.record import FormatName, Record
+from flashpoint.runs.metric_table import GRAD_NORM, LOSS
 from flashpoint.runs.metrics import Columns, Series
 
 _HEAD = 2**16  # bytes by which a format is known
@@ -174,9 +175,29 @@ def read_log(path: Path, loss: str | None) -> Log:
         raise UserError(f"{where}: {_nothing(record)}; a log has {needed}")
     names = metric_columns(where, {name: column.count for name, column in columns.items()}, loss)
     series = {name: column.series() for name, column in columns.items()}
-    of_loss = columns[names["loss"]]
+    of_loss = columns[names[LOSS.name]]
+    if GRAD_NORM.name in names:
+        series[names[LOSS.name]], hidden = _nan_again(series[names[LOSS.name]], series[names[GRAD_NORM.name]])
+        anew = [*anew, *hidden]
     series |= {metric: series[name] for metric, name in names.items()}
     return Log(where, record.format, series, names, tuple(of_loss.resumes), of_loss.repeated, (*record.remarks, *anew))
+
+
+def _nan_again(loss: Series, norm: Series) -> tuple[Series, list[str]]:
+    """Return losses of 0 beside a gradient norm that is no finite number as NaN, and a remark if there are some.
+
+    The Trainer of Transformers leaves losses that are NaN or infinite out of the mean that it logs, so that entries of
+    them alone say 0 (``logging_nan_inf_filter``), whatever they are logged to.
+    """
+    steps, losses = loss
+    hidden = (losses == 0) & np.isin(steps, norm[0][~np.isfinite(norm[1])])
+    if not hidden.any():
+        return loss, []
+    told = (
+        f"{hidden.sum():,} losses are 0, from step {steps[hidden][0]:,} on, beside a gradient norm that is no finite "
+        "number: they are taken as NaN, for which the Trainer logs 0 (its logging_nan_inf_filter)"
+    )
+    return (steps, np.where(hidden, math.nan, losses)), [told]
 
 
 def _counted_on(rows: Rows) -> tuple[Rows, list[str]]:
