@@ -1,14 +1,13 @@
 """``flashpoint diagnose`` on a run of this package, on a capture and on a model of Transformers."""
 
-import contextlib
 import dataclasses
 import json
 import math
 import os
 import pty
 import re
+import select
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +29,7 @@ from flashpoint.drop_in import attention
 from flashpoint.runs.folder import RunFolder
 from flashpoint.watching import delta_collection
 from flashpoint.watching.interceptor import Interceptor
+from tests import warm
 from tests.cli.diagnosed import captured, diagnose
 from tests.conftest import Command, environment
 
@@ -38,20 +38,25 @@ from tests.conftest import Command, environment
 def test_a_terminal_shows_how_many_layers_are_done_and_a_log_does_not(tmp_path: Path) -> None:
     path = tmp_path / "one.safetensors"
     captured(Fault("none")).write(path)
-    command = [sys.executable, "-m", "flashpoint", "diagnose", str(path)]
-    logged = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=120)
+    logged = warm.run([sys.executable, "-m", "flashpoint", "diagnose", str(path)], env=environment())
     mine, of_terminal = pty.openpty()
+    script = tmp_path / "of_a_terminal.py"
+    script.write_text(f"""
+import os, runpy, sys
+os.dup2(os.open({os.ttyname(of_terminal)!r}, os.O_RDWR), 2)
+sys.stderr = open(2, "w", closefd=False)
+sys.argv = ["flashpoint", "diagnose", {str(path)!r}]
+runpy.run_module("flashpoint", run_name="__main__", alter_sys=True)
+""")
+    shown = warm.Process([sys.executable, str(script)], env=environment() | {"TERM": "xterm"})
     told = b""
-    with (tmp_path / "shown").open("w") as out:
-        shown = subprocess.Popen(command, env=environment() | {"TERM": "xterm"}, stdout=out, stderr=of_terminal)
-    os.close(of_terminal)
-    with contextlib.suppress(OSError):  # once the last process has closed it
-        while True:
+    while shown.poll() is None or select.select([mine], [], [], 0)[0]:
+        if select.select([mine], [], [], 0.05)[0]:
             told += os.read(mine, 1 << 12)
     os.close(mine)
-    assert shown.wait(timeout=120) == 0
+    os.close(of_terminal)
     assert (logged.returncode, logged.stderr) == (0, "")
-    assert (tmp_path / "shown").read_text() == logged.stdout
+    assert (shown.returncode, shown.communicate()[0]) == (0, logged.stdout)
     assert b"layers" in told
     assert b"0/1" in told
     assert b"1/1" in told

@@ -1,7 +1,6 @@
 """Which attention calls of a model are found, and what is told of those that are left out."""
 
 import runpy
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,8 @@ from torch import Tensor, nn
 
 from flashpoint.watching.captures import read_calls
 from flashpoint.watching.loop import Watch
+from tests import warm
+from tests.conftest import environment
 from tests.watching.loops import Block, Pair, capturing, loop, plain
 
 
@@ -215,8 +216,11 @@ def test_a_function_in_the_place_of_pytorchs_attention_is_told_by_the_name_to_gi
 @pytest.mark.slow
 def test_pytorchs_attention_is_seen_inside_what_took_its_place_before(tmp_path: Path) -> None:
     """The watch took what was there at its import for PyTorch's: it saw neither."""
-    script = """
+    script = tmp_path / "script.py"
+    script.write_text("""
 import sys, torch, torch.nn.functional as F
+for name in [name for name in sys.modules if name.partition(".")[0] == "flashpoint"]:
+    del sys.modules[name]  # this process was forked with it imported
 own = F.scaled_dot_product_attention
 F.scaled_dot_product_attention = lambda *given, **options: own(*given, **options)
 import flashpoint
@@ -230,8 +234,9 @@ with flashpoint.watch(model, runs_dir=sys.argv[1], name="run") as watched:
     loss = model(torch.randn(2, 5, 8)).square().mean()
     loss.backward()
     watched.step(loss)
-"""
-    ran = subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, capture_output=True, text=True)
+""")
+    ran = warm.run([sys.executable, str(script), str(tmp_path)], env=environment())
+    ran.check_returncode()
     assert "what it does beside is not judged" in ran.stderr
     assert [call.attention for call in read_calls(tmp_path / "run")] == ["sdpa"]
 
