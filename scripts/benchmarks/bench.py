@@ -41,7 +41,7 @@ def main() -> None:
     of_each = f"of each measurement; {KERNEL_SECONDS} for a pass and {LOOP_SECONDS:.0f} for a loop if not given"
     parser.add_argument("--seconds", type=float, metavar="N", help=of_each)
     parser.add_argument("--out", type=Path, metavar="FOLDER", help="write each table here as text and as CSV")
-    parser.add_argument("--profile", action="store_true", help="training: kernel time of one step by group, too")
+    parser.add_argument("--profile", action="store_true", help="training, users: kernel time of one step by group, too")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     with exit_in_one_line():
         run(parser.parse_args())
@@ -74,7 +74,7 @@ def run(arguments: argparse.Namespace) -> None:
         shapes = [training_shape(word) for word in of_training or compilation.SHAPES[device.type]]
         compilation.measure(device, shapes, arguments.attention or compilation.ATTENTIONS, arguments.out)
     if "users" in commands:
-        users.measure(device, arguments.seconds or LOOP_SECONDS, arguments.out)
+        users.measure(device, arguments.seconds or LOOP_SECONDS, arguments.out, arguments.profile)
 
 
 def _run_each(arguments: argparse.Namespace, of_kernels: list[AttentionShape], of_training: list[str]) -> None:

@@ -101,18 +101,19 @@ def rates_table(shape: str, config: Config, measured: Mapping[str, Measured], fa
     return Table([*columns, f"rate over {PLAIN}'s", "memory, GiB"], rows, " ".join(failures))
 
 
-def profile_table(shape: str, profiled: Mapping[str, Mapping[str, float]]) -> Table:
-    """Return the table of one shape.
+def profile_table(place: str, profiled: Mapping[str, Mapping[str, float]], place_is: str = "shape") -> Table:
+    """Return the table of one shape or mode.
 
     Args:
         profiled: milliseconds by group, by loop.
+        place_is: the title of ``place``'s column.
     """
 
     def shown(milliseconds: float) -> Cell:
         return Cell(float(f"{milliseconds:.6g}"), f"{milliseconds:.2f}")
 
     rows = [
-        [shape, Cell(name, f"`{name}`"), *(shown(groups[group]) for group in GROUPS), shown(sum(groups.values()))]
+        [place, Cell(name, f"`{name}`"), *(shown(groups[group]) for group in GROUPS), shown(sum(groups.values()))]
         for name, groups in profiled.items()
     ]
-    return Table(["shape", "loop", *GROUPS, "sum"], rows)
+    return Table([place_is, "loop", *GROUPS, "sum"], rows)

@@ -19,6 +19,7 @@ from benchmarks.loops import LEARNING_RATE, Step
 from benchmarks.peers import BACKENDS, Attention, installed
 from benchmarks.rounds import ROUNDS, Times, block, quartiles
 from benchmarks.shown import Report, heading
+from benchmarks.training import profile_table
 from benchmarks.workers import Measured, taking_turns
 from flashpoint.cli.table import Cell, Table
 from flashpoint.errors import UserError, one_line
@@ -42,8 +43,8 @@ _TINY: dict[str, Any] = {"n_layer": 2, "n_embd": 128, "n_head": 2, "vocab_size":
 """On a CPU, to see that it runs."""
 
 
-def measure(device: torch.device, seconds: float, out: Path | None) -> None:
-    """Print and write the tables.
+def measure(device: torch.device, seconds: float, out: Path | None, profiles: bool) -> None:
+    """Print and write the tables, and with ``profiles`` that of kernel times.
 
     Args:
         seconds: of each loop.
@@ -54,14 +55,18 @@ def measure(device: torch.device, seconds: float, out: Path | None) -> None:
         "random tokens; medians (quartiles), ratios of the same rounds"
     )
     report = Report("users", heading(device, what), out)
+    groups = Report("users-profile", heading(device, "milliseconds of one step by kind of kernel"), out)
     loops = LOOPS if device.type == "cuda" else ON_A_CPU
     for mode in MODES if device.type == "cuda" else MODES[1:]:
         builders = {name: partial(_loop, name, mode, device) for name in loops}
         try:
-            measured, _, failures = taking_turns(PLAIN, builders.pop(PLAIN), builders, device, seconds)
+            plain = builders.pop(PLAIN)
+            measured, profiled, failures = taking_turns(PLAIN, plain, builders, device, seconds, profiles)
         except UserError as error:  # of the plain loop, or of one whose process ended in its turn
-            measured, failures = {}, [f"Not measured, {mode}: {error}."]
+            measured, profiled, failures = {}, {}, [f"Not measured, {mode}: {error}."]
         report.add(_table(mode, {name: measured[name] for name in loops if name in measured}, failures))
+        if profiles:
+            groups.add(profile_table(mode, profiled, "mode"))
     _host_times(device, out)
 
 

@@ -257,7 +257,7 @@ def test_training_on_a_cpu(tmp_path: Path) -> None:
 @pytest.mark.exhaustive
 def test_one_command_measures_all_and_a_candidate_that_fails_is_a_line(tmp_path: Path) -> None:
     arguments = ("--device", "cpu", "--shape", "1x2x64x16", "laptop:2", "--seconds", "0.01", "--out", tmp_path)
-    result = bench("all", *arguments, "--attention", "sdpa,model.n_layer=1", CXX="/bin/false")
+    result = bench("all", *arguments, "--profile", "--attention", "sdpa,model.n_layer=1", CXX="/bin/false")
     assert result.returncode == 0, result.stderr
     names = [row["attention"] for row in rows_of(tmp_path / "kernels.csv")]
     assert names == ["sdpa_flash", "naive_bf16", "flash_fp32", "flash_fp32 again"]
@@ -267,6 +267,8 @@ def test_one_command_measures_all_and_a_candidate_that_fails_is_a_line(tmp_path:
     assert [row["loop"] for row in rows_of(tmp_path / "training.csv")] == ["sdpa,model.n_layer=1", "nanogpt"]
     for name in ("users", "users-host"):
         assert [row["attention"] for row in rows_of(tmp_path / f"{name}.csv")] == ["sdpa", "stabilize", "flash_fixed"]
+    for row in rows_of(tmp_path / "users-profile.csv"):
+        assert float(row["attention"]) > 0 < float(row["matrix products"])
     assert "Not measured at laptop:2: sdpa,model.n_layer=1 (status 1" in (tmp_path / "compile.txt").read_text()
     for file in tmp_path.glob("*.txt"):
         assert "load a core of the host" in file.read_text().splitlines()[0]
