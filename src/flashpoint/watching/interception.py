@@ -43,8 +43,9 @@ def intercept(interceptor: Interceptor, functions: Sequence[NamedFunction]) -> C
     the interceptor, until what is returned is called. Compiled parts of the model run uncompiled meanwhile."""
     with contextlib.ExitStack() as entered:
         entered.callback(interceptor.remove_hooks)
-        with _only_modes(lambda _: False):  # the first stance imports the compiler, which PyTorch 2.6 cannot do under
-            stance = torch.compiler.set_stance("force_eager")  # a device "meta"
+        # The first stance imports the compiler, which PyTorch 2.6 cannot do under a device "meta".
+        with _only_modes(lambda _: False):
+            stance = torch.compiler.set_stance("force_eager")
         entered.enter_context(stance)
         for named in functions:
             original, intercepting = getattr(named.owner, named.name), intercepting_function(interceptor, named)
