@@ -142,6 +142,7 @@ def deberta(implementation: str) -> torch.nn.Module:
     return DebertaV2ForMaskedLM._from_config(config, attn_implementation=implementation)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("build", [bloom, falcon, deberta])
 def test_a_model_of_transformers_that_computes_its_attention_itself_is_refused(
     build: Callable[[str], torch.nn.Module],
@@ -153,6 +154,7 @@ def test_a_model_of_transformers_that_computes_its_attention_itself_is_refused(
         build(implementation("flash_exact_rowsum"))
 
 
+@pytest.mark.slow
 def test_a_users_model_that_takes_its_attention_from_transformers_is_not_refused() -> None:
     from transformers import GPT2Config, GPT2LMHeadModel
 

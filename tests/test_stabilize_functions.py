@@ -204,6 +204,7 @@ def test_what_keeps_an_attention_of_the_block_has_the_usual_one_after_it() -> No
     assert not kept(*inputs()[:3]).equal(inside)
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers() -> None:
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -220,6 +221,7 @@ def test_a_model_of_transformers() -> None:
     assert all(bool(x.grad.isfinite().all()) for x in model.parameters() if x.grad is not None)
 
 
+@pytest.mark.slow
 def test_another_attention_of_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a kernel that is called through the interface alone, as flash-attn is."""
     transformers = pytest.importorskip("transformers")
@@ -239,6 +241,7 @@ def test_another_attention_of_transformers(monkeypatch: pytest.MonkeyPatch) -> N
     assert seen == [torch.float16]
 
 
+@pytest.mark.slow
 def test_who_computes_it_line_by_line_in_transformers_is_told_of_others(capfd: pytest.CaptureFixture[str]) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(n_layer=1, n_head=2, n_embd=32, vocab_size=64, n_positions=32, attn_pdrop=0.0)

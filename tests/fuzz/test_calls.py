@@ -25,6 +25,7 @@ def test_no_right_call_is_accused() -> None:
         assert found.kind not in FAULTS, f"{drawn(number)}\n{found.kind}: {found.why}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [1866, 3999, 5521])
 def test_what_rounded_scores_make_is_not_accused(number: int) -> None:
     """dV of the first errs eleven times as much as O, for it nearly cancels; dK of the last by 143 %. In the second one
