@@ -259,7 +259,7 @@ def _head(path: Path) -> bytes:
 
 def _is_database(path: Path) -> bool:
     try:
-        return databases.is_database(_head(path))
+        return path.is_file() and databases.is_database(_head(path))  # a pipe would be waited for
     except OSError:  # which reading it tells
         return False
 
