@@ -171,6 +171,7 @@ def test_a_run_stopped_before_its_tape_starts_again_in_its_folder(
     assert manifest["parent"] is None
 
 
+@pytest.mark.slow
 def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise torch.OutOfMemoryError
