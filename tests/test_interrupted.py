@@ -185,6 +185,7 @@ def test_a_model_that_does_not_fit_leaves_no_run(recorded: Path, monkeypatch: py
     assert not (recorded / "unmade").exists()
 
 
+@pytest.mark.slow
 def test_where_the_probes_do_not_fit_their_own_keys_are_named(
     recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

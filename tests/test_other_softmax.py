@@ -27,6 +27,7 @@ def interfaced(q: Tensor, options: dict[str, Any]) -> Interceptor:
     return interceptor
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", GIVEN)
 def test_each_is_refused_and_left_out_wherever_it_is_given(name: str) -> None:
     from flashpoint.huggingface import attention_forward
