@@ -236,7 +236,7 @@ def _shown(forms: Sequence[Form], call: SeenCall, dropped: _Dropped, *, closely:
         raise _Unlike(f"{DROPOUT}{dropped.remedy}", forms)
     if found is None:
         expected = list(dict.fromkeys(map(_described, forms)))
-        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {' or '.join(expected[:3])}", forms)
+        raise _Unlike(f"O is not softmax(QKᵀ·scale)V, {', or '.join(expected[:3])}", forms)
     return found
 
 
@@ -266,7 +266,7 @@ def _is_plain(call: SeenCall, scale: float, *, exchanged: bool) -> bool:
 def _described(form: Form) -> str:
     parts = ["causal" if form.is_causal else "not causal"]
     parts += [f"a soft cap of {form.softcap:g}"] * bool(form.softcap)
-    return " with ".join((parts[0], ", ".join([*parts[1:], *form.tensors]))).removesuffix(" with ")
+    return " with ".join((parts[0], " and ".join([*parts[1:], *form.tensors]))).removesuffix(" with ")
 
 
 # Options with several meanings.
