@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import os
 import pty
 import re
@@ -15,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from click.testing import CliRunner
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 from flashpoint.cli import diagnose_tables
 from flashpoint.cli.main import main
@@ -174,19 +173,6 @@ def test_a_capture_is_diagnosed_with_a_function_of_the_users(tmp_path: Path) -> 
     assert [table["note"] for table in clean["tables"]] == [""]
 
 
-def test_tensors_of_ones_own_are_diagnosed_with_an_attention_that_is_named(tmp_path: Path) -> None:
-    q, k, v, grad_out = torch.randn(4, 4, 2, 64, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
-    save_file(
-        {"q": q.clone(), "k": k.clone(), "v": v.clone(), "grad_out": grad_out.clone()}, tmp_path / "own.safetensors"
-    )
-    own = str(tmp_path / "own.safetensors")
-    told = CliRunner().invoke(main, ["diagnose", own, "--attention", "sdpa:flash"]).stdout
-    assert "sdpa:flash on these tensors, called anew: step 0, 1 layer of 2 heads" in told
-    refused = CliRunner().invoke(main, ["diagnose", own])
-    assert refused.exit_code == 2
-    assert refused.output == f"error: {own}: the call holds no O; --attention names what computes it\n"
-
-
 def test_a_users_function_gets_is_causal_and_the_scale_by_name(tmp_path: Path) -> None:
     """By position it would be flash-attn's ``dropout_p``, and 1 there. A scale of another width than q's would else
     round q in BF16, and so O: δ then seemed to follow its rounding with a slope of 0.7."""
@@ -236,60 +222,6 @@ def test_without_grad_q_no_bias_of_delta_is_a_finding(tmp_path: Path) -> None:
     assert "dQ is needed to tell" in measures["note"]
     dataclasses.replace(call, layer=4, **vars(found)).write(tmp_path / "layer-04.safetensors")
     assert diagnose(str(tmp_path))["heading"].startswith("Nothing found, and δ of layer 3 was not judged.")
-
-
-def of_another_program(path: Path, *, causal: bool, by_token: bool = False, rolls: bool = False) -> str:
-    """Write tensors as JAX's users may: by their own formula, and without a word of the form."""
-    generator = torch.Generator().manual_seed(0)
-    q, k, v, grad_out = (torch.randn(4, 2, 40, 16, generator=generator).bfloat16() for _ in range(4))
-    exact = [x.double().requires_grad_() for x in (q, k, v)]
-    scores = exact[0] @ exact[1].mT / 4
-    if causal:
-        scores = scores.masked_fill(torch.ones(40, 40).triu(1).bool(), -math.inf)
-    out = scores.softmax(-1) @ exact[2]
-    grads = torch.autograd.grad(out, exact, grad_out.double())
-    if rolls:
-        out = torch.stack([out[:, 0].roll(1, 1), out[:, 1]], 1)
-    tensors = {"q": q, "k": k, "v": v, "grad_out": grad_out, "out": out.detach()}
-    tensors |= dict(zip(("grad_q", "grad_k", "grad_v"), grads, strict=True))
-    turned = {name: (x.transpose(1, 2) if by_token else x).bfloat16() for name, x in tensors.items()}
-    save_file({name: x.clone(memory_format=torch.contiguous_format) for name, x in turned.items()}, path)
-    return str(path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("causal", [True, False])
-def test_tensors_of_another_program_are_causal_or_not_as_their_o_is(tmp_path: Path, causal: bool) -> None:
-    told = diagnose(of_another_program(tmp_path / "own.safetensors", causal=causal))
-    assert told["heading"].startswith("Nothing found")
-    assert ("without a causal mask" in told["heading"]) == (not causal)
-    told = diagnose(of_another_program(tmp_path / "own.safetensors", causal=causal, rolls=True))
-    (first, _) = told["tables"]
-    assert [(row["heads"], row["finding"]) for row in first["rows"]] == [("1", "out_rows")]
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_tensors_by_token_of_another_program_are_refused_with_what_turns_them(tmp_path: Path, causal: bool) -> None:
-    file = of_another_program(tmp_path / "own.safetensors", causal=causal, by_token=True)
-    result = CliRunner().invoke(main, ["diagnose", file])
-    assert result.exit_code == 2
-    assert "x.transpose(1, 2)" in result.output
-
-
-def test_tensors_with_names_that_nobody_reads_are_told(tmp_path: Path) -> None:
-    file = of_another_program(tmp_path / "own.safetensors", causal=True)
-    held = load_file(file)
-    held["dq"] = held.pop("grad_q")
-    save_file(held, file)
-    told = CliRunner().invoke(main, ["diagnose", file])
-    assert told.exit_code == 0
-    assert "dq not read" in told.stderr
-    held["query"] = held.pop("q")
-    save_file(held, file)
-    told = CliRunner().invoke(main, ["diagnose", file])
-    assert told.exit_code == 2
-    assert "no tensor q" in told.stderr
-    assert "query" in told.stderr
 
 
 def only(call: AttentionCall, sequences: int) -> AttentionCall:
